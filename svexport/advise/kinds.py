@@ -268,8 +268,24 @@ class Kinds:
             if kinds != {Kind.TENSOR}:
                 self._known, self._names = known, names
         kind = kinds.pop() if len(kinds) == 1 else None
+        if kind is None and parameter is None and self._is_result(name, bindings):
+            kind = Kind.TENSOR
         self._names[name] = kind
         return kind
+
+    def _is_result(self, name: str, bindings: list[Binding]) -> bool:
+        """Whether a name stands for what a layer returned in forward, and is used as only a tensor can be."""
+        if len(bindings) != 1 or bindings[0].item or self.function.reach is not Reach.FORWARD:
+            return False
+        made = bindings[0].value
+        if not isinstance(made, ast.Call) or not isinstance(made.func, ast.Attribute):
+            return False
+        root: ast.AST = made.func
+        while isinstance(root, (ast.Attribute, ast.Subscript)):
+            root = root.value
+        own = isinstance(root, ast.Name) and root.id == "self"
+        parents = isinstance(root, ast.Call) and isinstance(root.func, ast.Name) and root.func.id == "super"
+        return (own or parents) and any(self._shows_tensor(use) for use in self.uses.get(name, []))
 
     def _forget(self, node: ast.AST | None) -> None:
         for part in ast.walk(node) if node is not None else ():
@@ -310,7 +326,9 @@ class Kinds:
             if in_forward and parent.attr in ("shape", "ndim", "device", "dtype"):
                 return True
             call = self.file.parents[parent]
-            methods = UNMISTAKABLE | METHODS | {"size", "dim"} if in_forward else UNMISTAKABLE
+            methods = (
+                UNMISTAKABLE | METHODS | {"size", "dim", "unbind", "chunk", "topk"} if in_forward else UNMISTAKABLE
+            )
             return isinstance(call, ast.Call) and call.func is parent and parent.attr in methods - {"type", "take"}
         if not in_forward or not isinstance(parent, ast.Call) or parent.args[:1] != [use]:
             return False

@@ -54,6 +54,11 @@ def target(text: str | None) -> Callable[[], None]:
 
 def onnx_file(text: str) -> str:
     """The type of an option that names an ONNX file to write."""
-    if not text.endswith(".onnx") and not Path(text).is_dir():  # which the command says itself
-        raise argparse.ArgumentTypeError(f"expected the name of an ONNX file, such as model.onnx; got {text!r}")
+    from svexport.graph.saving import check_name
+
+    if not Path(text).is_dir():  # which the command says itself
+        try:
+            check_name(Path(text))
+        except ExportError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
     return text

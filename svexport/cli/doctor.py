@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
+import json
 import os
 import platform
 import re
@@ -15,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,23 @@ from svexport.cli import Outcome
 CORE = {"torch": "everything", "onnx": "everything", "onnxscript": "opset 18 to 23", "onnxruntime": "verify, compare"}
 SMALL = ("numpy", "opt_einsum", "loguru", "rich")
 """Required too, but worth a row only where they fail."""
+
+APART = ("onnxscript", "tensorrt", "matplotlib")
+"""What nothing else here imports: another process does so at the same time."""
+
+_IMPORT = """
+import importlib, json, sys, warnings
+warnings.simplefilter("ignore")
+names, sys.path[:] = json.loads(sys.argv[1])
+found, out = {}, sys.stdout
+sys.stdout = sys.stderr
+for name in names:
+    try:
+        found[name] = str(getattr(importlib.import_module(name), "__version__", "unknown version"))
+    except Exception:
+        pass  # who asks imports it, and tells why it fails
+print(json.dumps(found), file=out)
+"""
 
 
 @dataclass(frozen=True)
@@ -55,31 +75,74 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Outcome:
+    apart = _Apart(APART)
     python = Check("Python", "ok", f"{platform.python_version()}, {sys.executable}", "everything", required=True)
-    core = [_package(name, enables, name, required=True) for name, enables in CORE.items()]
+    core = [_package(name, enables, name, required=True) for name, enables in CORE.items() if name not in APART]
     small = [_package(name, "everything", name, required=True) for name in SMALL]
+    exporter = _exporter("TorchScript exporter", 11, "models that torch.export refuses")  # half the time of the other
+    gpu = _gpu()
+    versions = apart.versions()
+    core.insert(2, _package("onnxscript", CORE["onnxscript"], "onnxscript", required=True, versions=versions))
     checks = [
         python,
         *core,
         *(check for check in small if check.state != "ok"),
-        _exporter("TorchScript exporter", 11, "models that torch.export refuses"),  # half of the time of the other
+        exporter,
         *([_exporter("dynamo exporter", 18, "all other models")] if options.thorough else []),
-        _gpu(),
+        gpu,
         _nvcc(),
         _compiler(),
         _ninja(),
-        _package("tensorrt", "TensorRT plugins in Python", _tensorrt_wheel()),
+        _package("tensorrt", "TensorRT plugins in Python", _tensorrt_wheel(), versions=versions),
         _headers(),
         _package("torch_tensorrt", "torch_tensorrt.compile with svexport's ops", "torch-tensorrt"),
         _plugin_library(),
-        _package("matplotlib", "pictures in reports", "matplotlib"),
+        _package("matplotlib", "pictures in reports", "matplotlib", versions=versions),
     ]
     ok = all(check.state == "ok" for check in checks if check.required)
     return Outcome(ok, {"version": __version__, "checks": [asdict(c) for c in checks]}, _shown(checks, ok))
 
 
-def _package(name: str, enables: str, requirement: str, required: bool = False) -> Check:
-    """A Python package, imported: being installed is not yet being usable."""
+class _Apart:
+    """Another process of this Python, which imports packages while this one does other things."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        wanted = [name for name in names if name not in sys.modules and _is_found(name)]
+        command = [sys.executable, "-c", _IMPORT, json.dumps([wanted, sys.path])]
+        self._process: subprocess.Popen[str] | None = None
+        try:
+            if wanted:
+                self._process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+                )
+        except OSError:
+            pass  # they are imported here then
+
+    def versions(self) -> dict[str, str]:
+        """Of those that could be imported."""
+        if self._process is None:
+            return {}
+        try:
+            out, _ = self._process.communicate(timeout=60)
+            return dict(json.loads(out))
+        except (ValueError, subprocess.TimeoutExpired):
+            self._process.kill()
+            return {}
+
+
+def _is_found(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _package(
+    name: str, enables: str, requirement: str, required: bool = False, versions: Mapping[str, str] | None = None
+) -> Check:
+    """A Python package, imported, unless it is of ``versions``: being installed is not yet being usable."""
+    if versions and name in versions:
+        return Check(name, "ok", versions[name], enables, "", required)
     install = f"pip install {requirement}"
     try:
         with warnings.catch_warnings():

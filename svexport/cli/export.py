@@ -47,6 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "every input of which the model allows it",
     )
     parser.add_argument(
+        "--input-names", type=_names, metavar="NAME,NAME", help="of the file (default: forward's parameters)"
+    )
+    parser.add_argument(
+        "--output-names", type=_names, metavar="NAME,NAME", help="of the file (default: keys and places of the result)"
+    )
+    parser.add_argument(
         "--simplify", action="store_true", help="fold constants, share equal nodes and remove Transposes that cancel"
     )
     parser.add_argument(
@@ -96,6 +102,8 @@ def run(options: argparse.Namespace) -> Outcome:
             target=options.target,
             dtype=getattr(torch, options.dtype) if options.dtype else None,
             dynamic_shapes=dynamic or None,
+            input_names=options.input_names,
+            output_names=options.output_names,
             simplify=options.simplify,
             verify=False if options.no_verify else options.verify,
             freeze=options.freeze,
@@ -119,6 +127,10 @@ def _sizes(given: list[tuple[str, int, str] | str]) -> dict[str, dict[int, str]]
         if other != symbol:
             raise ExportError(f"--dynamic calls {name}:{axis} both {other} and {symbol}; give it one name")
     return sizes
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
 
 
 def _plugins(text: str) -> bool | list[str]:

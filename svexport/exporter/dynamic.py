@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from svexport.errors import ExportError
-from svexport.exporter import dynamo
 from svexport.tracing.arguments import FlatModel
 from svexport.tracing.sizes import Size, tiled
 
@@ -20,6 +19,8 @@ def allowed_batches(flat: FlatModel, names: Sequence[str], spec: str, notes: lis
     """``dynamic_shapes="auto"``: the first axis of each input, where torch.export finds that the model allows it."""
     if spec != "auto":
         raise ExportError(f"dynamic_shapes expects sizes by input, or 'auto', got {spec!r}")
+    from svexport.exporter import dynamo
+
     found = dict(zip(names, dynamo.batch_axes(flat, [t.detach() for t in flat.tensors]), strict=True))
     dynamic = {name: {0: dim} for name, dim in found.items() if dim is not None}
     static = ", ".join(name for name, tensor in zip(names, flat.tensors, strict=True) if name not in dynamic)

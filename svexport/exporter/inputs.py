@@ -85,16 +85,20 @@ def _of_other_scales(tensor: Tensor) -> Tensor:
         piece.mul_(torch.randint(2, piece.shape, dtype=torch.float64, device=device).mul_(2).sub_(1))
     if tensor.numel() > count:
         factors = factors.to(wide)
-    starts = range(0, DRAWN, PIECE)
-    drawn = iter(starts)
+    places = _places()
 
     def scaled(piece: Tensor) -> Tensor:
-        start = next(drawn, None)
-        if start is None:
-            start = int(torch.randint(DRAWN - PIECE, ()))
+        start = next(places)
         return (piece * factors[start : start + piece.numel()]).clamp_(-most, most)
 
     return _in_pieces(scaled, tensor)
+
+
+def _places() -> Iterator[int]:
+    """Where among those drawn the random numbers of one piece after another begin."""
+    yield from range(0, DRAWN, PIECE)
+    while True:
+        yield int(torch.randint(DRAWN - PIECE, ()))
 
 
 def _zeros(tensor: Tensor, size: int | None) -> Tensor:
@@ -129,9 +133,19 @@ def _random_like(tensor: Tensor, shape: Sequence[int]) -> Tensor:
         return tensor.flatten()[torch.randint(tensor.numel(), tensor.shape, device=tensor.device)]
     zero = not tensor.any()  # which alone says nothing: any values will do
 
+    noise = torch.empty(min(tensor.numel(), DRAWN), dtype=torch.float64, device=tensor.device)
+    for part in noise.split(PIECE):
+        part.normal_()
+    if not zero:
+        noise.mul_(0.1).add_(1)
+    if tensor.numel() > DRAWN:
+        noise = noise.to(torch.promote_types(tensor.dtype, torch.float32))
+    places = _places()
+
     def changed(piece: Tensor) -> Tensor:
-        noise = torch.randn(piece.shape, dtype=torch.float64, device=piece.device)
-        return noise if zero else piece.double() * noise.mul_(0.1).add_(1)
+        start = next(places)
+        drawn = noise[start : start + piece.numel()]
+        return drawn if zero else piece * drawn
 
     return _in_pieces(changed, tensor)
 

@@ -193,6 +193,8 @@ class ExportReport:
                 verdict = "Not verified, only compared (verify='quick')"
             verdict += f": {len(outputs)} output{'s' * (len(outputs) > 1)} on {', '.join(runs)} inputs"
             verdict += f", largest absolute error {self.max_abs:.1e}"
+            if any(run.split()[0] in _UNLIKE for run in runs):
+                verdict += " on those like the given ones"
             header, *rows = self._parity_rows()
             errors = picture("errors of each output", html.error_figure, self.parity, self.atol)
             parity = [html.section("Parity with torch", errors, html.table(header, rows))]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from svexport.errors import ExportError, SvexportError
-from svexport.exporter import dynamo, torchscript
+from svexport.exporter import torchscript
 from svexport.exporter.opsets import FIRST_DYNAMO_OPSET, LAST_TORCHSCRIPT_OPSET, LATER
 from svexport.exporter.report import ExportReport
 from svexport.exporter.rounded import refuse_rounded
@@ -86,9 +86,13 @@ def traced(
         ExportError: naming the operator and its source line, if neither tracer takes the model.
     """
     if opset > LAST_TORCHSCRIPT_OPSET:
+        from svexport.exporter import dynamo  # on first use: it takes as long to import as the other tracer to trace
+
         return dynamo.export(model, tensors, opset, input_names, dynamic_axes)
     reason, refusal = _refused(model) if _first else "it goes second", ""
     if not reason:
+        from svexport.exporter import dynamo
+
         try:
             given = [tensor.clone() for tensor in tensors]
             written = dynamo.export(model, given, opset, input_names, dynamic_axes)

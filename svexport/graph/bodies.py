@@ -78,6 +78,8 @@ def node_types(ops: Collection[str] | None) -> set[str]:
     Raises:
         UnsupportedError: on a name that is no op.
     """
+    if isinstance(ops, str):
+        raise UnsupportedError(f"expected a list of names of ops, got {ops!r}; give [{ops!r}]")
     unknown = sorted(set(ops or ()) - OPS.keys())
     if unknown:
         raise UnsupportedError(f"expected names of ops ({', '.join(sorted(OPS))}), got {', '.join(map(repr, unknown))}")

@@ -16,7 +16,7 @@ from svexport.errors import ExportError
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["beside", "check_place", "describe", "move", "save", "strip_file", "write"]
+__all__ = ["beside", "check_name", "check_place", "describe", "move", "save", "strip_file", "write"]
 
 MAX_PROTOBUF_BYTES = 2**31 - 2**20
 """Larger models keep their weights in a file beside the ``.onnx``: protobuf ends at 2 GiB."""
@@ -25,8 +25,14 @@ _NO_PLACE = {errno.EDQUOT, errno.EFBIG, errno.ENOSPC, errno.EROFS}
 """Errors of writing: a quota, a limit of file sizes, a full disk, one that is read only."""
 
 
+def check_name(path: Path) -> None:
+    """Raises an ExportError where a name does not end in .onnx, by which loaders know what a file is."""
+    if path.suffix.lower() != ".onnx":
+        raise ExportError(f"expected the name of an ONNX file, such as model.onnx; got {str(path)!r}")
+
+
 def check_place(path: Path) -> None:
-    """Raises an ExportError where a file cannot be written to ``path``."""
+    """Raises an ExportError where an ONNX file cannot be written to ``path``."""
     if "\0" in str(path):
         raise ExportError(f"expected the path of a file, got {str(path)!r}, with a NUL in it; take that out")
     try:
@@ -38,6 +44,7 @@ def check_place(path: Path) -> None:
             )
     except OSError as error:  # too long a name, say
         raise ExportError(f"cannot write {path}: {error.strerror or error}; choose another name") from error
+    check_name(path)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ import torch
 from svexport import html
 from svexport.errors import SvexportError
 from svexport.graph.reduce import reduce as reduced
+from svexport.graph.saving import check_name
 from svexport.parity import parity
 from svexport.progress import phase
 from svexport.runtime.session import OnnxEngine
@@ -167,9 +168,8 @@ def reduce(
     """
     source = read_source(model)
     loaded = source.model if source.path is None else onnx.load(str(source.path))
-    if path is not None and Path(path).suffix != ".onnx":
-        raise SvexportError(f"the part is written as a .onnx file, got {path}")
     if path is not None:
+        check_name(Path(path))
         html.check_place(path)
     values = _values(loaded, inputs) if fails == "differs" else {}
     failing, kind = _failing(fails, target, values)

@@ -52,6 +52,18 @@ def test_export_with_everything(run, project):
     assert opset_of(onnx.load("net.onnx")) == 13
 
 
+def test_names_of_the_file(run, project):
+    words = ("export", "nets:Net", "-o", "net.onnx", "--input", "x=1x3x8x8", "--no-verify")
+    result = run(*words, "--input-names", "image", "--output-names", "logits")
+    assert result.code == 0, result.err
+    graph = onnx.load("net.onnx").graph
+    assert [v.name for v in (*graph.input, *graph.output)] == ["image", "logits"]
+    for flag in ("--input-names", "--output-names"):
+        result = run(*words, flag, "one,two")
+        assert result.code == 1
+        assert f"{flag[2:].replace('-', '_')} expects 1 different names" in result.err
+
+
 @pytest.mark.parametrize(("plugins", "nodes"), [("all", 0), ("none", 0), ("einsum", 1), ("bilinear_sample", 0)])
 def test_plugins(run, project, plugins, nodes):
     result = run("export", "nets:Product", "-o", "net.onnx", "--plugins", plugins)

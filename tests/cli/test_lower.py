@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import onnx
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 import svexport
+from svexport.errors import SvexportError
 from svexport.graph.nodes import svexport_nodes
 
 pytestmark = pytest.mark.core
@@ -77,6 +79,32 @@ def test_an_output_that_is_no_onnx_file_is_refused_at_once(run, file):
         result = run(*words, "-o", "out.txt")
         assert result.code == 2
         assert "expected the name of an ONNX file, such as model.onnx; got 'out.txt'" in result.err
+
+
+def test_python_refuses_it_with_the_same_words(run, file):
+    class Untouched(torch.nn.Module):
+        def forward(self, x):
+            raise AssertionError("nothing is run before the name is known")
+
+    message = "expected the name of an ONNX file, such as model.onnx; got 'out.txt'"
+    for call in (
+        lambda: svexport.export(Untouched(), torch.zeros(1), "out.txt"),
+        lambda: svexport.convert("absent.onnx", 11, "out.txt"),
+        lambda: svexport.reduce(file, "check", "out.txt", target="8.4"),
+    ):
+        with pytest.raises(SvexportError, match=re.escape(message)):
+            call()
+    assert not Path("out.txt").exists()
+
+
+def test_what_is_spelled_wrongly_in_python(file):
+    for call, message in (
+        (lambda: svexport.lower(file, ops="einsum"), "give ['einsum']"),
+        (lambda: svexport.convert(file, "10"), "opset must be an integer from 9 to the model's own, 11, got '10'"),
+        (lambda: svexport.check(file, target=10.10), "target expects a text, such as '8.6', got the number 10.1"),
+    ):
+        with pytest.raises(SvexportError, match=re.escape(message)):
+            call()
 
 
 def test_pipes_and_devices_stay_what_they_are(run, file):

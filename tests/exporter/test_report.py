@@ -90,6 +90,12 @@ def test_page(report, tmp_path):
     assert not re.search(r"<script |<link|(src|href)=.http|@import", page)  # but for the page's own script
 
 
+def test_the_largest_error_is_that_of_inputs_like_the_given_ones(report):
+    far = parity("boxes", torch.ones(2), torch.ones(2) + 1e-3, run="scaled", rtol=1e-2)
+    text = " ".join(Wellformed(replace(report, parity=[*report.parity, far])._repr_html_()).text)
+    assert "on given, random, scaled inputs, largest absolute error 2.0e-05 on those like the given ones" in text
+
+
 def test_sources_are_counted(report):
     page = report._repr_html_()
     words = [word for word in map(str.strip, Wellformed(page).text) if word]

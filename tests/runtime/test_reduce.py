@@ -188,7 +188,7 @@ def test_wrong_requests(tmp_path: Path) -> None:
         svexport.reduce(model, "check", target="10.3")
     with pytest.raises(SvexportError, match="needs target="):
         svexport.reduce(model, "check")
-    with pytest.raises(SvexportError, match=r"as a \.onnx file"):
+    with pytest.raises(SvexportError, match="expected the name of an ONNX file"):
         svexport.reduce(model, "load", tmp_path / "small.txt")
     (tmp_path / "text.onnx").write_text("hello")
     with pytest.raises(SvexportError, match="not an ONNX file"):

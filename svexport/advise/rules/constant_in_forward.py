@@ -34,7 +34,12 @@ def find(scope: Scope) -> Iterator[Found]:
         return
     for node in scope.function.all(ast.Call):
         name = scope.file.qualified(node.func)
-        if name not in _MAKERS or not node.args or not all(_is_constant(scope, a) for a in node.args):
+        if name not in _MAKERS:
+            call = scope.call(node)
+            if call is None or not call.is_method or call.name != "new_tensor":
+                continue
+            name = call.name
+        if not node.args or not all(_is_constant(scope, a) for a in node.args):
             continue
         if any(k.arg not in ("device", "dtype") for k in node.keywords) or scope.function.guarded(node):
             continue

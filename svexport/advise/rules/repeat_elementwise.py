@@ -20,15 +20,15 @@ def find(scope: Scope) -> Iterator[Found]:
         if call is None or call.name != "repeat" or not call.is_method or node.keywords:
             continue
         factors = _factors(call)
-        axis = _repeated(factors)
-        if axis is None or not _has_size_1(scope, call.input, axis, len(factors)):
+        axes = _repeated(factors)
+        if not axes or not all(_has_size_1(scope, call.input, axis, len(factors)) for axis in axes):
             continue
         name = scope.only_value(node)
         uses: list[ast.Name] = scope.uses.get(name, []) if name else []
         if not (all(_broadcasts(scope, use) for use in uses) if uses else _broadcasts(scope, node)):
             continue
         message = "`repeat` copies what the elementwise function after it broadcasts: leave it out, or `expand`"
-        yield Found(node, message, _edits(scope, call, factors, axis))
+        yield Found(node, message, _edits(scope, call, factors, axes[0]) if len(axes) == 1 else ())
 
 
 def _factors(call: Call) -> list[ast.expr]:
@@ -37,12 +37,11 @@ def _factors(call: Call) -> list[ast.expr]:
     return list(call.arguments)
 
 
-def _repeated(factors: list[ast.expr]) -> int | None:
-    """The one axis whose factor is not 1."""
+def _repeated(factors: list[ast.expr]) -> list[int]:
+    """The axes whose factor is not 1."""
     if any(isinstance(factor, ast.Starred) for factor in factors):
-        return None
-    axes = [i for i, factor in enumerate(factors) if integer(factor) != 1]
-    return axes[0] if len(axes) == 1 else None
+        return []
+    return [i for i, factor in enumerate(factors) if integer(factor) != 1]
 
 
 def _has_size_1(scope: Scope, node: ast.expr, axis: int, rank: int) -> bool:

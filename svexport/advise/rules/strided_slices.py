@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -28,9 +29,10 @@ def find(scope: Scope) -> Iterator[Found]:
         call = scope.call(node)
         if call is None or call.is_method or call.name not in ("cat", "concat", "concatenate"):
             continue
-        if not isinstance(call.input, (ast.List, ast.Tuple)) or len(call.input.elts) != 4:
+        items = _items(scope.value_of(call.input))
+        if len(items) != 4:
             continue
-        phases = [_phase(scope.value_of(item)) for item in call.input.elts]
+        phases = [_phase(scope.value_of(item)) for item in items]
         first = phases[0]
         if first is None or any(
             p is None or (p.base, p.axes, p.count) != (first.base, first.axes, first.count) for p in phases
@@ -45,12 +47,51 @@ def find(scope: Scope) -> Iterator[Found]:
             message = "four strided slices and `cat` are one space to depth: `svexport.ops.space_to_depth(x)`"
             if starts != _FOCUS:
                 message += ", its channels permuted"
-            yield Found(node, message, _edits(scope, node, call.input.elts, starts), ("svexport",))
+            written = call.input.elts if isinstance(call.input, (ast.List, ast.Tuple)) else []
+            yield Found(node, message, _edits(scope, node, written, starts), ("svexport",))
         else:
             yield Found(
                 node,
                 "four strided slices and `cat` are one space to depth: `x.reshape(...).permute(...).flatten(...)`",
             )
+
+
+def _items(node: ast.expr) -> list[ast.expr]:
+    """What a list has, written out, or by a comprehension over numbers that are: each with its numbers put in."""
+    if isinstance(node, (ast.List, ast.Tuple)):
+        return node.elts
+    if not isinstance(node, (ast.ListComp, ast.GeneratorExp)):
+        return []
+    items = [node.elt]
+    for loop in reversed(node.generators):
+        numbers = _numbers(loop)
+        if numbers is None or len(items) * len(numbers) > len(_FOCUS):
+            return []
+        items = [_Put(loop.target.id, n).visit(copy.deepcopy(item)) for n in numbers for item in items]  # type: ignore[attr-defined]
+    return items
+
+
+def _numbers(loop: ast.comprehension) -> list[int] | None:
+    """What a name takes one after another; None where that is not written out."""
+    if loop.ifs or not isinstance(loop.target, ast.Name):
+        return None
+    if isinstance(loop.iter, ast.Call) and isinstance(loop.iter.func, ast.Name) and loop.iter.func.id == "range":
+        count = integer(loop.iter.args[0]) if len(loop.iter.args) == 1 else None
+        return None if count is None or not 0 < count <= len(_FOCUS) else list(range(count))
+    if not isinstance(loop.iter, (ast.Tuple, ast.List)):
+        return None
+    numbers = [integer(item) for item in loop.iter.elts]
+    return [n for n in numbers if n is not None] if None not in numbers else None
+
+
+class _Put(ast.NodeTransformer):
+    """Puts a number in the place of a name."""
+
+    def __init__(self, name: str, number: int) -> None:
+        self._name, self._number = name, number
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.copy_location(ast.Constant(self._number), node) if node.id == self._name else node
 
 
 def _phase(node: ast.expr) -> _Phase | None:
@@ -79,7 +120,7 @@ def _edits(
     scope: Scope, node: ast.Call, items: list[ast.expr], starts: tuple[tuple[int, ...], ...]
 ) -> tuple[Edit, ...]:
     slices = [scope.value_of(item) for item in items]
-    base = slices[0].value if isinstance(slices[0], ast.Subscript) else None
+    base = slices[0].value if slices and isinstance(slices[0], ast.Subscript) else None
     if starts != _FOCUS or not isinstance(base, ast.Name) or "svexport" in scope.bindings:
         return ()
     if scope.file.names.get("svexport", "svexport") != "svexport":

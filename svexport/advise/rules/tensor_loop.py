@@ -45,7 +45,17 @@ def _over(scope: Scope, loop: ast.AST, target: ast.expr, over: ast.expr) -> str 
         function, first = over.func.id, over.args[0]
         if function == "range" and len(over.args) == 1 and isinstance(target, ast.Name):
             return _indexed(scope, loop, first, target.id)
-        over = first if function == "enumerate" else over
+        if function == "enumerate":
+            over = first
+            target = target.elts[1] if isinstance(target, ast.Tuple) and len(target.elts) == 2 else target
+    if isinstance(over, ast.Call) and isinstance(over.func, ast.Name) and over.func.id == "zip":
+        if not over.args or not all(isinstance(a, (ast.Name, ast.Attribute)) for a in over.args):
+            return None
+        alike = all(map(scope.is_tensor, over.args)) and _computes(scope, loop, target)
+        return ast.unparse(over.args[0]) if alike else None
+    call = scope.call(over)
+    if call is not None and call.name == "unbind" and integer(call.get(0, "dim") or ast.Constant(0)) == 0:
+        over = call.input
     if isinstance(over, (ast.Name, ast.Attribute)) and scope.is_tensor(over) and _computes(scope, loop, target):
         return ast.unparse(over)
     return None

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from svexport.errors import ExportError
 from svexport.tracing.swapped import untraced
@@ -60,6 +59,8 @@ def _average(input: Tensor, output_size: Sequence[int]) -> Tensor:
         if windows_of_axes is None and not _is_dynamic(input, output_size):
             return NotImplemented
     if windows_of_axes is None:
+        from torch.fx.experimental.symbolic_shapes import statically_known_true  # with sympy: not for static sizes
+
         for axis, windows in enumerate(output_size, start=-axes):
             if _is_one(windows):
                 input = input.mean(axis, keepdim=True)

@@ -16,6 +16,7 @@ from svexport.graph.opsets.converter import Converter, Refused, names_in
 from svexport.graph.opsets.functions import convert_functions, inlined
 from svexport.graph.opsets.known import known_of
 from svexport.graph.opsets.rules import BROKEN
+from svexport.graph.saving import check_place, write
 from svexport.graph.scope import drop_unused, used_names
 from svexport.graph.walk import STANDARD, graphs, opset_of
 from svexport.ops._op import DOMAIN
@@ -68,6 +69,8 @@ def convert(model: onnx.ModelProto | str | Path, opset: int = 11, path: str | Pa
             names them, says why, and what the lowest opset is that has one.
         SvexportError: if there is no such file, or the model is not valid.
     """
+    if path is not None:
+        check_place(Path(path))
     if isinstance(model, onnx.ModelProto):
         converted = onnx.ModelProto()
         converted.CopyFrom(model)
@@ -75,8 +78,6 @@ def convert(model: onnx.ModelProto | str | Path, opset: int = 11, path: str | Pa
         converted = _loaded(Path(model))
     convert_in_place(converted, opset)
     if path is not None:
-        from svexport.graph.saving import write
-
         write(converted, Path(path))
     return converted
 
@@ -93,6 +94,8 @@ def _loaded(path: Path) -> onnx.ModelProto:
 def convert_in_place(model: onnx.ModelProto, opset: int) -> None:
     """:func:`convert` for a model that may be changed. On an error it is left half converted."""
     before = opset_of(model)
+    if isinstance(opset, bool) or not isinstance(opset, int):
+        raise UnsupportedError(f"opset must be an integer from {LOWEST} to the model's own, {before}, got {opset!r}")
     if not LOWEST <= opset <= before:
         higher = "; onnx.version_converter.convert_version goes up" if opset > before else ""
         raise UnsupportedError(f"expected an opset from {LOWEST} to the model's own, {before}, got {opset}{higher}")

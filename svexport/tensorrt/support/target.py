@@ -73,6 +73,8 @@ class Target:
         Raises:
             ExportError: on anything that is none of the versions in ``KNOWN``.
         """
+        if isinstance(text, float):
+            raise ExportError(f"target expects a text, such as '8.6', got the number {text}: 10.10 would be 10.1")
         match = re.fullmatch(r"(\d+)(?:\.(\d+))?(?:\.\d+)*", str(text))
         version = (int(match[1]), int(match[2] or 0)) if match else (0, 0)
         if version not in KNOWN:

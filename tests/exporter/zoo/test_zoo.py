@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -77,3 +78,18 @@ def test_equals_torch(name: str, opset: int, tmp_path: Path) -> None:
     for batch in (2, 1, 3) if entry.dynamic else (2,):
         for given in varied(entry, batch):
             equal(model, engine, given)
+
+
+def test_files_are_compared_by_their_bytes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.exporter.zoo import __main__ as command
+
+    monkeypatch.setattr(command, "models", lambda: {"tiny": lambda: (nn.Linear(3, 2), torch.rand(1, 3))})
+    file = tmp_path / "hashes.json"
+    assert command.main([str(file)]) == 0
+    known = json.loads(file.read_text())
+    assert list(known) == [f"tiny {opset}" for opset in command.OPSETS]
+    monkeypatch.setattr(command, "models", lambda: {"tiny": lambda: (nn.Linear(3, 2, bias=False), torch.rand(1, 3))})
+    assert command.main([str(file)]) == 1
+    assert capsys.readouterr().out.count("tiny 17: was " + known["tiny 17"]) == 1
