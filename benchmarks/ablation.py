@@ -276,7 +276,8 @@ def time_all(results: Results, seconds: float, seed: int = 0) -> None:
     compile_, module.compile = torch.compile, lambda function, **_: function  # of peers that are not timed
     start = time.monotonic()
     try:
-        for name, cases in (*((name, partial(named, name)) for name in NAMED), ("examples", examples)):
+        sources: dict[str, Callable[[], Iterator[Case]]] = {name: partial(named, name) for name in NAMED}
+        for name, cases in {**sources, "examples": examples}.items():
             if f"all of {name}" in results.keys:  # making them takes as long as timing them
                 continue
             for case in _guarded(cases()):
