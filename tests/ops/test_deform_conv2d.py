@@ -323,7 +323,7 @@ def _torchvision() -> None:
 
         def function(x, weight, offset, mask, bias, sh, sw, ph, pw, dh, dw, groups, offset_groups, use_mask) -> Tensor:
             pairs = (sh, sw), (ph, pw), (dh, dw)
-            return reference(x, offset, weight, bias, mask if use_mask else None, *pairs, groups, offset_groups)
+            return reference(x, offset, weight, bias, mask if use_mask else None, *pairs, groups, offset_groups, 1.0)
 
         _library.impl("deform_conv2d", function, "CompositeExplicitAutograd")
         torch.library.register_fake("torchvision::deform_conv2d", function, lib=_library)
