@@ -339,18 +339,20 @@ def _negated(write: Writer, x: Any) -> Any:
     return write("Cast", write("Mod", less, all_of_them), to=INTEGERS[torch.uint8])
 
 
-def _truth(op_type: str) -> Callable[..., Any]:
-    """Whether the largest or smallest (ReduceMax, ReduceMin) is 1: of nothing the largest is negative, which the
-    exporter's own ``any`` takes for true, and the smallest positive."""
+def _truth(of_all: bool) -> Callable[..., Any]:
+    """Whether any is true, by the largest, which of nothing is negative or 0 and the exporter's own takes for true; or
+    all are, where none is not: the smallest of nothing depends on ONNX Runtime's version."""
 
     def convert(write: Writer, x: Any, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Any:
-        is_true = x if write.dtype(x) == torch.bool else write("Cast", x, to=_BOOL)
+        found = x if write.dtype(x) == torch.bool else write("Cast", x, to=_BOOL)
         if write.rank(x) == 0:
-            found = write("Identity", is_true)
+            found = write("Identity", found)
         else:
             axes = [dim] if isinstance(dim, int) else list(dim or ()) or None
-            numbers = write.reduced(op_type, write("Cast", is_true, to=INTEGERS[torch.int64]), axes, keepdim)
-            found = write("Greater", numbers, write.constant(torch.tensor(0)))
+            sought = write("Not", found) if of_all else found
+            largest = write.reduced("ReduceMax", write("Cast", sought, to=INTEGERS[torch.int64]), axes, keepdim)
+            found = write("Greater", largest, write.constant(torch.tensor(0)))
+            found = write("Not", found) if of_all else found
         return write("Cast", found, to=TYPES[torch.uint8]) if write.dtype(x) == torch.uint8 else found
 
     return convert
@@ -426,8 +428,8 @@ CONVERSIONS: dict[str, Callable[..., Any]] = {
     **_OF_ELEMENTS,
     **_extremes("Max"),
     **_extremes("Min"),
-    **{f"aten::all{form}": _truth("ReduceMin") for form in ("", ".dim", ".dims")},
-    **{f"aten::any{form}": _truth("ReduceMax") for form in ("", ".dim", ".dims")},
+    **{f"aten::all{form}": _truth(True) for form in ("", ".dim", ".dims")},
+    **{f"aten::any{form}": _truth(False) for form in ("", ".dim", ".dims")},
     "aten::sort": _sort,
     "aten::sort.stable": _stable_sort,
     "aten::topk": _topk,

@@ -167,9 +167,8 @@ def _completed(inferred: Value, info: onnx.ValueInfoProto, stated: Value) -> Val
     """An inferred type with stated sizes where inference leaves them open, but not where it has a name for them."""
     if inferred.shape is None or stated.shape is None or len(inferred.shape) != len(stated.shape):
         return stated if inferred.shape is None else inferred
-    if not info.type.tensor_type.HasField("shape"):  # nothing was inferred: the two are one
-        return stated
-    named = [dim.dim_param and not dim.dim_param.startswith("unk__") for dim in info.type.tensor_type.shape.dim]
+    dims = info.type.tensor_type.shape.dim  # none where a graph returns a value twice: inference fills in the first
+    named = [dim.dim_param and not dim.dim_param.startswith("unk__") for dim in dims] or [False] * len(stated.shape)
     sizes = zip(inferred.shape, stated.shape, named, strict=True)
     return replace(inferred, shape=tuple(own if own is not None or name else other for own, other, name in sizes))
 

@@ -355,3 +355,14 @@ def test_the_work_grows_with_the_nodes() -> None:
     few, many = chain(40), chain(400)
     svexport.convert(few, 11)
     assert calls(lambda: svexport.convert(many, 11)) < 12 * calls(lambda: svexport.convert(few, 11))
+
+
+@pytest.mark.parametrize("opset", LOWER)
+def test_an_output_twice(opset: int) -> None:
+    given = model("g (float[2, n] x) => (float[2, n] y) { y = Add (x, x) }")
+    given.graph.output.append(given.graph.output[0])
+    x = np.random.default_rng(0).standard_normal((2, 3)).astype(np.float32)
+    converted = svexport.convert(given, opset)
+    assert [value.name for value in converted.graph.output] == ["y", "y"]
+    del converted.graph.output[1]  # ONNX Runtime takes no such file
+    np.testing.assert_array_equal(run(converted, (x,))[0], x + x)
