@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from svexport.errors import EngineError
-from svexport.exporter.sizes_of_file import divides_whole_numbers
+from svexport.exporter.sizes_of_file import may_end_the_process
 from svexport.parity import Parity
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def compare_empty(verification: Verification, empty: Iterable[tuple[str, list[Te
             continue
         if safe is None:
             named = zip(verification.input_names, verification.tensors, strict=True)
-            safe = not divides_whole_numbers(path, [name for name, t in named if not t.is_floating_point()])
+            safe = not may_end_the_process(path, [name for name, t in named if not t.is_floating_point()])
         found = _judged(verification, run, inputs, expected) if safe else None
         if found is None:
             from_one.append(root)

@@ -11,13 +11,13 @@ import onnx
 from torch import Tensor
 
 from svexport.graph.scope import constant_value, light_copy
-from svexport.graph.walk import attributes_of, graphs_of
+from svexport.graph.walk import attributes_of, graphs, graphs_of
 from svexport.logging import logger
 
 if TYPE_CHECKING:
     import onnxruntime
 
-__all__ = ["SizesOfFile", "divides_whole_numbers", "unlike"]
+__all__ = ["SizesOfFile", "may_end_the_process", "unlike"]
 
 _OPS = {"Abs", "Add", "Cast", "Ceil", "Concat", "Constant", "Div", "Floor", "Gather", "Identity", "Max", "Min", "Mod"}
 _OPS |= {"Mul", "Neg", "Pow", "Range", "Reshape", "Round", "Shape", "Size", "Slice", "Sqrt", "Squeeze", "Sub"}
@@ -129,12 +129,21 @@ _DATA = {"Where": 1, "OneHot": 2}
 """By op, the input that says of which type the result is, where that is not the first."""
 
 
-def divides_whole_numbers(path: Path, names: Collection[str]) -> bool:
-    """Whether a file may divide whole numbers by others that it computes, which ends the process where one is 0.
+_ENDING = {"Attention", "GRU", "LSTM", "RNN"}
+"""Of all node tests of ONNX with 0 of a size, those whose kernel in ONNX Runtime 1.31 ends the process, and RNN."""
+
+
+def may_end_the_process(path: Path, names: Collection[str]) -> bool:
+    """Whether ONNX Runtime may end the process where a size is 0: it has such kernels, and a file may divide whole
+    numbers by others that it computes.
 
     ``names`` are of inputs that are whole numbers.
     """
     model = onnx.load(path, load_external_data=False)
+    if any(
+        node.op_type in _ENDING for body in (model.graph, *model.functions) for g in graphs(body) for node in g.node
+    ):
+        return True
     bodies = (onnx.GraphProto(node=function.node) for function in model.functions)
     return _divides(model.graph, set(names), {}) or any(_divides(body, set(), {}) for body in bodies)
 

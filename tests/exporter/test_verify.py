@@ -642,6 +642,34 @@ def test_a_size_from_one_on_is_not_zero(tmp_path) -> None:
     assert not any("sizes from 1" in note for note in report.notes)
 
 
+class Recurrent(nn.Module):
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.layer = kind(3, 4, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)[0]
+
+
+class Attends(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        heads = x.unsqueeze(1)
+        return nn.functional.scaled_dot_product_attention(heads, heads, heads)
+
+
+@pytest.mark.parametrize(
+    ("model", "opset"), [(Recurrent(nn.LSTM), 11), (Recurrent(nn.GRU), 18), (Recurrent(nn.RNN), 17), (Attends(), 23)]
+)
+def test_kernels_that_end_the_process_at_a_size_of_0_are_not_run(model: nn.Module, opset: int, tmp_path) -> None:
+    report = svexport.export(
+        model, torch.randn(2, 5, 3), tmp_path / "m.onnx", opset=opset, dynamic_axes={"x": {0: "n"}}
+    )
+    assert report.verified
+    ran = "n=0" in {p.run for p in report.parity}
+    assert ran != any(note.startswith("n: sizes from 1") for note in report.notes)
+    assert not ran or not {"Attention", "GRU", "LSTM", "RNN"} & report.nodes.keys()
+
+
 REMEMBERED: list[Tensor] = []
 
 
