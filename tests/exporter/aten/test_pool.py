@@ -70,7 +70,8 @@ def test_dynamic_height_and_width(size: tuple, kind: str, opset: int, tmp_path) 
     axes = {"x": {2: "h", 3: "w"}}
     report = exported(function, torch.randn(1, 2, 20, 23), tmp_path, opset, True, dynamic_shapes=axes)
     if size == (1, 1):
-        assert report.nodes.get("MatMul", 0) + report.nodes.get("Gather", 0) == 0
+        assert "MatMul" not in report.nodes
+        assert report.nodes.get("Gather", 0) == (kind == "avg")  # of the sizes: the mean of nothing is NaN
     engine = svexport.load(tmp_path / "m.onnx")
     for height, width in [(7, 7), (1, 3), (13, 5), *torch.randint(1, 80, (12, 2)).tolist()]:
         x = torch.randn(1, 2, height, width)
