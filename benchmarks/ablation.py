@@ -19,7 +19,7 @@ import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -34,6 +34,7 @@ from torch.utils._pytree import tree_map_only
 from benchmarks._measure import Workload, captured, queued_times
 from svexport.kernels import planner
 from svexport.ops import _cuda
+from svexport.tracing.swapped import swapped
 
 SHARES = {
     "grid_sample": 0.36,
@@ -47,7 +48,6 @@ SHARES = {
 """Modules of planned ops, and what each gets of the time that the named workloads leave."""
 
 NAMED = (*SHARES, "int8_maps")
-EXAMPLES = ("detr3d", "deformable_detr", "stgcn", "multicamera", "yolox_stem")
 MAKERS = ("workload", "swept", "forward", "backward")
 """Functions of the modules that make a workload of a sweep."""
 
@@ -81,13 +81,8 @@ class Case(NamedTuple):
 def lazily(module: ModuleType, family: str) -> list[Callable[[], Workload]]:
     """The workloads of a sweep, none of them made yet."""
     originals = {name: getattr(module, name) for name in MAKERS if hasattr(module, name)}
-    try:
-        for name, function in originals.items():
-            setattr(module, name, partial(partial, function))
+    with swapped(module, **{name: partial(partial, function) for name, function in originals.items()}):
         return list(getattr(module, family)())
-    finally:
-        for name, function in originals.items():
-            setattr(module, name, function)
 
 
 def named(name: str) -> Iterator[Case]:
@@ -133,12 +128,12 @@ def _kind(t: Tensor) -> str:
     return f"{str(t.dtype)[6:]}{tuple(t.shape)}{t.stride()}"
 
 
-def examples(names: Sequence[str] = EXAMPLES) -> Iterator[Case]:
+def examples() -> Iterator[Case]:
     """What replaced example models call, in inference and training, in float32 and under autocast."""
     from benchmarks import models
 
     index = 0
-    for name, half, step in itertools.product(names, (False, True), (models.inference, models.training)):
+    for name, half, step in itertools.product(models.EXAMPLES, (False, True), (models.inference, models.training)):
         with Calls() as calls:
             step(models.Cell(name, 1, half, False), True)()
         for key, (func, args) in calls.found.items():
@@ -188,15 +183,9 @@ def forced(op: str, problem: Mapping[str, int], tactic: int) -> Iterator[None]:
             torch.ops.svexport._force_tactic(name, 0)
 
 
-@contextmanager
-def without_kernels() -> Iterator[None]:
+def without_kernels() -> AbstractContextManager[None]:
     """Einsums are plans of products by cuBLAS, as those are that no kernel is faster for."""
-    module: Any = sys.modules["svexport.ops.einsum"]
-    way, module._way = module._way, lambda *_: None
-    try:
-        yield
-    finally:
-        module._way = way
+    return swapped(sys.modules["svexport.ops.einsum"], _way=lambda *_: None)
 
 
 def times_of(calls: Mapping[str, Callable[[], Any]], replays: int = REPLAYS) -> dict[str, float]:
@@ -272,10 +261,8 @@ class Results:
 
 def time_all(results: Results, seconds: float, seed: int = 0) -> None:
     """Named workloads and examples first; the modules share what is left of the time."""
-    module: Any = torch
-    compile_, module.compile = torch.compile, lambda function, **_: function  # of peers that are not timed
     start = time.monotonic()
-    try:
+    with swapped(torch, compile=lambda function, **_: function):  # of peers that are not timed
         sources: dict[str, Callable[[], Iterator[Case]]] = {name: partial(named, name) for name in NAMED}
         for name, cases in {**sources, "examples": examples}.items():
             if f"all of {name}" in results.keys:  # making them takes as long as timing them
@@ -292,8 +279,6 @@ def time_all(results: Results, seconds: float, seed: int = 0) -> None:
                     break
                 results.take(case)
             print(f"{name}: {sum(row['key'].startswith(name + ' ') for row in results.rows)} rows", flush=True)
-    finally:
-        module.compile = compile_
 
 
 def _guarded(cases: Iterator[Case]) -> Iterator[Case]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -89,7 +89,7 @@ def _shifted(own: Callable[..., Tensor], more: int) -> Callable[..., Tensor]:
     """By half of each size, rounded up with ``more``."""
 
     def shifted(input: Tensor, dim: Any = None) -> Tensor:
-        dims = range(input.dim()) if dim is None else dim if isinstance(dim, (tuple, list)) else [dim]
+        dims = _dims(input, dim)
         if not _is_dynamic(input, dims):
             return own(input, dim)
         return _roll(input, [(input.shape[d] + more) // 2 for d in dims], list(dims))
@@ -110,7 +110,7 @@ def _gradient(
     input: Tensor, *, spacing: Any = 1, dim: Any = None, edge_order: int = 1, **kwargs: Any
 ) -> tuple[Tensor, ...]:
     """By differences of neighbours a number apart; between given places torch's own."""
-    dims = range(input.dim()) if dim is None else dim if isinstance(dim, (tuple, list)) else [dim]
+    dims = _dims(input, dim)
     steps = list(spacing) if isinstance(spacing, (tuple, list)) else [spacing] * len(dims)
     if not _is_dynamic(input, dims) or len(steps) != len(dims) or any(isinstance(step, Tensor) for step in steps):
         return torch.gradient(input, spacing=spacing, dim=dim, edge_order=edge_order, **kwargs)
@@ -141,6 +141,11 @@ def _matrix_norm(
     sums = A.to(dtype or A.dtype).abs().sum(added, keepdim=True)
     norm = sums.amax(other, keepdim=True) if ord > 0 else sums.amin(other, keepdim=True)
     return norm if keepdim else norm.squeeze(tuple(dim))
+
+
+def _dims(x: Tensor, dim: Any) -> Sequence[int]:
+    """All of them for None."""
+    return range(x.dim()) if dim is None else dim if isinstance(dim, (tuple, list)) else [dim]
 
 
 def _is_dynamic(x: Tensor, dims: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -34,26 +35,24 @@ class Times:
     """How long a call of a model takes, launches included.
 
     Attributes:
-        inference: seconds of a forward without gradients.
-        training: seconds of a forward and backward; None of a model without gradients, or of one too large for it.
-        rounds: the times of each round, of inference and of training, that these are the medians of.
+        inference: seconds of a forward without gradients, in each round.
+        training: seconds of a forward and backward; none of a model without gradients, or of one too large for it.
     """
 
-    inference: float
-    training: float | None
-    rounds: tuple[tuple[float, ...], ...] = ()
+    inference: tuple[float, ...]
+    training: tuple[float, ...] = ()
+
+    def beside(self, other: Times) -> list[tuple[tuple[float, ...], tuple[float, ...]]]:
+        """The times of both, round by round, in inference and in training, as far as both have them."""
+        return [(a, b) for a, b in ((self.inference, other.inference), (self.training, other.training)) if a and b]
 
     def over(self, other: Times) -> tuple[float, ...]:
         """How many times as long this takes as the other, in inference and in training."""
-        both = [(self.inference, other.inference)]
-        if self.training is not None and other.training is not None:
-            both.append((self.training, other.training))
-        return tuple(a / b for a, b in both)
+        return tuple(statistics.median(a) / statistics.median(b) for a, b in self.beside(other))
 
     def often(self, other: Times) -> tuple[float, ...]:
         """In which part of the rounds this took longer than the other, in inference and in training."""
-        pairs = [list(zip(a, b, strict=True)) for a, b in zip(self.rounds, other.rounds, strict=False) if a and b]
-        return tuple(sum(a > b for a, b in pair) / len(pair) for pair in pairs)
+        return tuple(sum(map(operator.gt, a, b)) / len(a) for a, b in self.beside(other))
 
     def words(self, other: Times) -> str:
         """How much faster the other is."""
@@ -64,11 +63,9 @@ class Times:
 
     def sentence(self, other: Times) -> str:
         """The same for a report, with the times."""
-        both = [("inference", self.inference, other.inference)]
-        if self.training is not None and other.training is not None:
-            both.append(("training", self.training, other.training))
         return f"{self.words(other)} as fast: " + ", ".join(
-            f"{name} {1e3 * theirs:.2f} ms to {1e3 * ours:.2f}" for name, theirs, ours in both
+            f"{name} {1e3 * statistics.median(theirs):.2f} ms to {1e3 * statistics.median(ours):.2f}"
+            for name, (theirs, ours) in zip(("inference", "training"), self.beside(other), strict=False)
         )
 
 
@@ -84,8 +81,7 @@ def gains(without: Times, replaced: Times, margin: float = MARGIN) -> bool:
         margin: how much slower counts as noise, as a ratio.
     """
     ratios = without.over(replaced)
-    often = without.often(replaced) or (1.0,) * len(ratios)
-    gained = any(ratio > MARGIN and part >= MOST for ratio, part in zip(ratios, often, strict=True))
+    gained = any(ratio > MARGIN and part >= MOST for ratio, part in zip(ratios, without.often(replaced), strict=True))
     return gained and min(ratios) > 1 / margin
 
 
@@ -110,12 +106,7 @@ def measure(models: Mapping[str, nn.Module], call: Callable[[nn.Module], Any]) -
             for model in models.values():
                 model.zero_grad(set_to_none=True)
             torch.cuda.empty_cache()
-    return {name: _times(inference[name], training[name]) for name in models}
-
-
-def _times(inference: tuple[float, ...], training: tuple[float, ...]) -> Times:
-    trained = statistics.median(training) if training else None
-    return Times(statistics.median(inference), trained, (inference, training))
+    return {name: Times(inference[name], training[name]) for name in models}
 
 
 def _forward(model: nn.Module, call: Callable[[nn.Module], Any]) -> Callable[[], None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ import numpy as np
 import onnx
 from torch import Tensor
 
+from svexport.graph.integers import PLACES
 from svexport.graph.scope import constant_value, light_copy
 from svexport.graph.walk import attributes_of, graphs, graphs_of
 from svexport.logging import logger
@@ -122,9 +124,6 @@ def _constants(graph: onnx.GraphProto) -> dict[str, np.ndarray]:
     return {name: onnx.numpy_helper.to_array(tensor) for name, tensor in tensors.items()}
 
 
-_WHOLE = {"ArgMax", "ArgMin", "NonZero", "Shape", "Size"}
-"""Ops that make whole numbers of anything."""
-
 _DATA = {"Where": 1, "OneHot": 2}
 """By op, the input that says of which type the result is, where that is not the first."""
 
@@ -140,11 +139,10 @@ def may_end_the_process(path: Path, names: Collection[str]) -> bool:
     ``names`` are of inputs that are whole numbers.
     """
     model = onnx.load(path, load_external_data=False)
-    if any(
-        node.op_type in _ENDING for body in (model.graph, *model.functions) for g in graphs(body) for node in g.node
-    ):
+    bodies = [onnx.GraphProto(node=function.node) for function in model.functions]
+    every = itertools.chain.from_iterable(map(graphs, (model.graph, *bodies)))
+    if any(node.op_type in _ENDING for graph in every for node in graph.node):
         return True
-    bodies = (onnx.GraphProto(node=function.node) for function in model.functions)
     return _divides(model.graph, set(names), {}) or any(_divides(body, set(), {}) for body in bodies)
 
 
@@ -160,7 +158,7 @@ def _divides(graph: onnx.GraphProto, whole: set[str], outer: Mapping[str, np.nda
         given = node.input[_DATA.get(node.op_type, 0)] if node.input else ""
         attributes = attributes_of(node)
         kind = attributes["to"] if node.op_type == "Cast" else None
-        if node.op_type in _WHOLE or (given in whole if kind is None else kind not in _FLOATING):
+        if node.op_type in PLACES or (given in whole if kind is None else kind not in _FLOATING):
             whole.update(node.output)
         if any(_divides(inner, whole, values) for inner in graphs_of(node)):
             return True

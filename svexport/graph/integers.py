@@ -22,7 +22,7 @@ from svexport.graph.substitute import give_outputs, substitute
 from svexport.graph.walk import attributes_of, graphs, opset_of
 from svexport.symbolic._builder import Builder, Value
 
-__all__ = ["Known", "constants_of", "write_exactly"]
+__all__ = ["PLACES", "Known", "constants_of", "write_exactly"]
 
 _INT32, _INT64 = TensorProto.INT32, TensorProto.INT64
 _EXACT = 2**53
@@ -42,7 +42,8 @@ _OF_THE_FIRST = {
     *("Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Reshape", "Slice", "Squeeze", "Tile"),
     *("Abs", "Cast", "Neg", "ReduceMax", "ReduceMin", "Split", "Transpose", "Unsqueeze"),
 }
-_PLACES = {"ArgMax", "ArgMin", "NonZero", "Shape", "Size"}
+PLACES = {"ArgMax", "ArgMin", "NonZero", "Shape", "Size"}
+"""Ops that make whole numbers of anything."""
 
 
 def write_exactly(model: onnx.ModelProto, infer: Callable[[], Mapping[str, Value]]) -> None:
@@ -126,7 +127,7 @@ class Known:
 
     def _largest_made(self, node: onnx.NodeProto, steps: int) -> float:
         kind, given = node.op_type, [name for name in node.input if name]
-        if kind in _PLACES:
+        if kind in PLACES:
             return _MOST
         if kind in _OF_THE_FIRST:
             return self.largest(given[0], steps)

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from svexport.errors import ExportError
-from svexport.exporter.aten.pool import means
+from svexport.exporter.aten.pool import is_known, means
 from svexport.exporter.constants import leaves_of
 from svexport.tracing.swapped import untraced
 
@@ -49,7 +49,7 @@ class _Axis(NamedTuple):
 
     @property
     def is_kept(self) -> bool:
-        return _is_known(self.old == self.new) and self.scale in (None, 1)
+        return is_known(self.old == self.new) and self.scale in (None, 1)
 
 
 def interpolate(
@@ -187,21 +187,12 @@ def _multiple(axis: _Axis) -> int:
     return axis.new // axis.old if axis.is_static and axis.new % axis.old == 0 else int(axis.is_kept)
 
 
-def _is_known(condition: Any) -> bool:
-    """Whether a condition holds for all sizes."""
-    if isinstance(condition, bool):
-        return condition
-    from torch.fx.experimental.symbolic_shapes import statically_known_true  # with sympy: not for static sizes
-
-    return statically_known_true(condition)
-
-
 def _is_resized_alike(axis: _Axis, axes: Sequence[_Axis], like: Tensor, mode: str) -> bool:
     """Whether Resize takes the pixels that torch does."""
     if mode == "nearest-exact":  # whose places Resize rounds
         return False
     if not axis.is_static and axis.scale is None:
-        return _is_known(axis.new % axis.old == 0)
+        return is_known(axis.new % axis.old == 0)
     if not axis.is_static:
         return is_resized_alike(axis.scale, mode)
     ratio = np.float32(axis.scale or np.float32(axis.new) / np.float32(axis.old))

@@ -14,7 +14,7 @@ from torch import Tensor
 from svexport.errors import ExportError
 from svexport.tracing.swapped import untraced
 
-__all__ = ["AS_CALLED", "FUNCTIONS", "means"]
+__all__ = ["AS_CALLED", "FUNCTIONS", "is_known", "means"]
 
 
 def _ends(size: int, windows: int) -> list[tuple[int, int]]:
@@ -59,12 +59,10 @@ def _average(input: Tensor, output_size: Sequence[int]) -> Tensor:
         if windows_of_axes is None and not _is_dynamic(input, output_size):
             return NotImplemented
     if windows_of_axes is None:
-        from torch.fx.experimental.symbolic_shapes import statically_known_true  # with sympy: not for static sizes
-
         for axis, windows in enumerate(output_size, start=-axes):
             if _is_one(windows):
                 input = input.mean(axis, keepdim=True)
-            elif not statically_known_true(input.shape[axis] == windows):
+            elif not is_known(input.shape[axis] == windows):
                 matrix = means(input.shape[axis], windows, input)
                 input = (input.transpose(axis, -1) @ matrix).transpose(axis, -1)
         return input
@@ -88,6 +86,15 @@ def _average(input: Tensor, output_size: Sequence[int]) -> Tensor:
 def _is_dynamic(input: Tensor, output_size: Sequence[Any]) -> bool:
     """Whether torch.export traces with sizes that are symbols."""
     return any(isinstance(n, torch.SymInt) for n in (*input.shape[-len(output_size) :], *output_size))
+
+
+def is_known(condition: Any) -> bool:
+    """Whether a condition holds for all sizes."""
+    if isinstance(condition, bool):
+        return condition
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # with sympy: not for static sizes
+
+    return statically_known_true(condition)
 
 
 def _is_one(windows: Any) -> bool:

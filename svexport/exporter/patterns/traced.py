@@ -10,7 +10,7 @@ import math
 import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch import Tensor, fx, nn
 from svexport.exporter.patterns.guard import Guard, NotTraced
 from svexport.tracing.arguments import rebuild
 from svexport.tracing.as_in_files import AsInFiles
+from svexport.tracing.swapped import swapped
 
 __all__ = ["Argument", "Comparison", "NotTraced", "Traced", "operand", "trace"]
 
@@ -404,15 +405,9 @@ def operand(node: fx.Node, index: int, name: str) -> Any:
     return node.args[index] if len(node.args) > index else node.kwargs.get(name)
 
 
-@contextmanager
-def _compiling(on: bool) -> Iterator[None]:
+def _compiling(on: bool) -> AbstractContextManager[None]:
     """What ``torch.compiler.is_compiling`` says."""
-    before = torch.compiler._is_compiling_flag
-    try:
-        torch.compiler._is_compiling_flag = on
-        yield
-    finally:
-        torch.compiler._is_compiling_flag = before
+    return swapped(torch.compiler, _is_compiling_flag=on)
 
 
 @contextmanager
