@@ -109,10 +109,13 @@ def queued_times(functions: Mapping[str, Callable[[], Any]], runs: int = 100) ->
 
 
 def eager_times(functions: Mapping[str, Callable[[], Any]], runs: int = 20, calls: int = 5) -> dict[str, dict]:
-    """Times plain calls, several at once and in turn, launches included; the result as of :func:`graph_times`."""
+    """Times plain calls, several at once and in turn, launches included; the result as of :func:`graph_times`.
+
+    Every other round goes backwards: what comes first in a round, or after its like, is favoured by no more than others.
+    """
     times: dict[str, list[float]] = {name: [] for name in functions}
     for index in range(runs + 2):
-        for name, function in functions.items():
+        for name, function in list(functions.items())[:: -1 if index % 2 else 1]:
             torch.cuda.synchronize()
             start, end = _timed(lambda function=function: [function() for _ in range(calls)])
             torch.cuda.synchronize()

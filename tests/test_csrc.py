@@ -50,6 +50,7 @@ def test_headers_of_the_launchers_are_plain_cpp() -> None:
 
 
 @needs_nvcc
+@pytest.mark.whole
 @every_kernel
 def test_compiles_without_spilling_data(source: Path) -> None:
     spilled = [int(n) for n in re.findall(r"(\d+) bytes spill stores", compiled(source).report)]

@@ -52,6 +52,38 @@ def test_cases_of_even_distance() -> None:
     assert extent.spread("", 3) == []
 
 
+def case(name: str, *marks: str, **params: int) -> SimpleNamespace:
+    found = [getattr(pytest.mark, name).mark for name in marks]
+    return SimpleNamespace(
+        nodeid=f"{name}[{params}]",
+        callspec=SimpleNamespace(params=params),
+        iter_markers=lambda name: [mark for mark in found if mark.name == name],
+        get_closest_marker=lambda name: next((mark for mark in found if mark.name == name), None),
+    )
+
+
+@pytest.mark.parametrize("extent_of", [extent.SOME, extent.MOST])
+def test_cases_fit_into_the_time_of_a_test(monkeypatch: pytest.MonkeyPatch, extent_of: extent.Extent) -> None:
+    each = {"short": 0.0, "product": 0.1, "long": 3.0, "longest": 7.0, "whole": 7.0, "exhaustive": 0.1}
+    monkeypatch.setattr(extent, "durations", lambda: each)
+    items = [
+        case(name, *({name} & {"whole", "exhaustive"}), a=a, b=b, c=c)
+        for name in each
+        for a, b, c in itertools.product(range(5), range(4), range(3))
+    ]
+    chosen = {
+        name: [item for item in extent._fitting(items, extent_of) if item.nodeid.startswith(f"{name}[")]
+        for name in each
+    }
+    count = {name: len(cases) for name, cases in chosen.items()}
+    most = extent_of is extent.MOST
+    assert count["short"] == count["whole"] == 60
+    assert count["product"] == (len(extent.covering([extent._values(item) for item in items[60:120]])) if most else 10)
+    assert count["long"] == (2 if most else 1)
+    assert count["longest"] == most
+    assert (count["exhaustive"] > 0) == most
+
+
 def test_names_given_together_are_one_parameter() -> None:
     marks = [pytest.mark.parametrize(("a", "b"), []).mark, pytest.mark.parametrize("c", []).mark]
     params = {"c": "c0", "b": "b0", "a": "a0", "fixture": 1}
@@ -62,7 +94,7 @@ def test_names_given_together_are_one_parameter() -> None:
 def test_durations_are_of_tests_that_there_are() -> None:
     root = Path(__file__).parents[1]
     gone = [name for name in extent.durations() if not (root / name.partition("::")[0]).is_file()]
-    assert not gone, "make test-all ARGS=--keep-durations"
+    assert not gone, "make test-most ARGS=--keep-durations"
 
 
 def numbers() -> tuple[float, float, float]:

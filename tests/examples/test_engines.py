@@ -19,7 +19,7 @@ TARGETS = {"8.6.1": "8.6", "10.1.0": "10.1", "10.16.1": None, "11.4.0": None}
 
 
 def examples(quick: Collection[str], *values: Sequence[Any]) -> list[Any]:
-    """Each example, with its value of each sequence in turn; those that are not quick are of make test-all."""
+    """Each example, with its value of each sequence in turn; those that are not quick are not of make test."""
     return [
         pytest.param(name, *(v[i % len(v)] for v in values), marks=[] if name in quick else pytest.mark.exhaustive)
         for i, name in enumerate(EXAMPLES)

@@ -1,11 +1,10 @@
-"""Which tests run: ``--core``, most of them (the default), or ``--all``; and in what order.
+"""Which tests run: ``--core``, some of each (the default), ``--most``, or ``--all``; and in what order.
 
-By default
-
-* tests marked ``exhaustive`` are left to ``--all``;
-* of a product of parameters that takes long in all, so many combinations run that every two values of different
-  parameters meet, and of two parameters alone so many that every value is met;
-* of a test that takes longer than that even so, cases of even distance, as many as fit into the time that a test has.
+* By default tests marked ``exhaustive``, and those of which a case takes long, are left out.
+* Of a product of parameters that takes long in all, so many combinations run that every two values of different
+  parameters meet, and of two parameters alone so many that every value is met.
+* Of a test that takes longer than that even so, cases of even distance run, as many as fit into the time that a test
+  has, unless it is marked ``whole``. ``--most`` gives each more time.
 
 How long a case of a test takes is in durations.json. The longest come first, so that no process is left with one of
 them at the end.
@@ -15,10 +14,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import pytest
 
@@ -26,13 +26,32 @@ Case = TypeVar("Case")
 
 DURATIONS = Path(__file__).with_name("durations.json")
 SHORTEST = 0.5  # seconds that all cases of a test take; what is shorter is not kept
-LONG = 1.5  # seconds from which on a test has cases to spare
-MOST = 3.0  # seconds that the cases of a test take by default
+
+
+class Extent(NamedTuple):
+    """How much of a test runs.
+
+    Attributes:
+        product: seconds of all its cases from which on it has combinations to spare.
+        cases: seconds that its cases take.
+        case: seconds of a case from which on the test is left out.
+        exhaustive: whether tests marked so run.
+    """
+
+    product: float
+    cases: float
+    case: float
+    exhaustive: bool
+
+
+SOME = Extent(product=0.5, cases=1.0, case=4.0, exhaustive=False)
+MOST = Extent(product=1.5, cases=6.0, case=math.inf, exhaustive=True)
 
 
 def add_options(parser: pytest.Parser) -> None:
     group = parser.getgroup("extent")
     group.addoption("--core", action="store_true", help="only tests marked 'core': a few of every part")
+    group.addoption("--most", action="store_true", help="every test, with as many cases as fit its time")
     group.addoption("--all", action="store_true", help="every test and every combination of parameters")
     group.addoption("--keep-durations", action="store_true", help=f"write those of this run to {DURATIONS.name}")
 
@@ -44,18 +63,24 @@ def select(items: list[pytest.Item], config: pytest.Config) -> None:
     if config.getoption("core"):
         wanted = {item for item in items if item.get_closest_marker("core")}
     else:
-        seconds, groups = durations(), defaultdict(list)
-        for item in items:
-            if not item.get_closest_marker("exhaustive"):
-                groups[_test(item.nodeid)].append(item)
-        wanted = set()
-        for name, group in groups.items():
-            each = seconds.get(name, 0.0)
-            if each * len(group) >= LONG:
-                group = [group[i] for i in covering([_values(item) for item in group])]
-            wanted |= set(spread(group, max(1, int(MOST / each)) if each else len(group)))
+        wanted = set(_fitting(items, MOST if config.getoption("most") else SOME))
     config.hook.pytest_deselected(items=[item for item in items if item not in wanted])
     items[:] = [item for item in items if item in wanted]
+
+
+def _fitting(items: Sequence[pytest.Item], extent: Extent) -> Iterator[pytest.Item]:
+    seconds, tests = durations(), defaultdict(list)
+    for item in items:
+        if extent.exhaustive or not item.get_closest_marker("exhaustive"):
+            tests[_test(item.nodeid)].append(item)
+    for name, cases in tests.items():
+        each = seconds.get(name, 0.0)
+        if cases[0].get_closest_marker("whole"):
+            yield from cases
+        elif each < extent.case:
+            if each * len(cases) >= extent.product:
+                cases = [cases[i] for i in covering([_values(item) for item in cases])]
+            yield from spread(cases, max(1, int(extent.cases / each)) if each else len(cases))
 
 
 def _test(nodeid: str) -> str:
@@ -109,7 +134,7 @@ def durations() -> dict[str, float]:
 
 
 class Keep:
-    """Writes how long the tests of a run took: ``make test-all ARGS=--keep-durations``."""
+    """Writes how long the tests of a run took: ``make test-most ARGS=--keep-durations``."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -129,7 +154,8 @@ class Keep:
 def configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "core: of 'make test-core'")
     config.addinivalue_line(
-        "markers", "exhaustive: takes long and proves little more than others do; of 'make test-all'"
+        "markers", "exhaustive: takes long and proves little more than others do; not of 'make test'"
     )
+    config.addinivalue_line("markers", "whole: all its cases run, however long they take in all")
     if config.getoption("keep_durations") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Keep())

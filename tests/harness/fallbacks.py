@@ -2,7 +2,7 @@
 
 So a test fails that gets one, unless fallbacks.json names it; and one that fallbacks.json names fails where it gets
 none, for what makes torch.export take a model may be lost again unseen. Scripted models, and those that are meant for
-TorchScript (``torch_export_first(False)``), count for nothing here, nor do those that only ``--all`` runs.
+TorchScript (``torch_export_first(False)``), count for nothing here, nor do tests that do not run by default.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def configure(config: pytest.Config) -> None:
     keeps = config.getoption("keep_fallbacks")
     known = read()
     # The list is of the tests that run by default.
-    judges = not keeps and not config.getoption("all") and known["torch"] == _torch()
+    judges = not keeps and not (config.getoption("all") or config.getoption("most")) and known["torch"] == _torch()
     config.stash[KNOWN] = known["tests"] if judges else None
     if keeps and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Keep())

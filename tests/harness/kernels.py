@@ -68,10 +68,12 @@ def select(items: list[pytest.Item], *, everything: bool) -> None:
                 continue
             if passed.get(item.nodeid) == key:
                 item.add_marker(
-                    pytest.mark.skip(reason="passed here with the same sources; make test-all runs it again")
+                    pytest.mark.skip(reason="passed here with the same sources; make test-most runs it again")
                 )
             elif not met:
-                item.add_marker(pytest.mark.skip(reason="compiles for minutes; after make test-all, if sources change"))
+                item.add_marker(
+                    pytest.mark.skip(reason="compiles for minutes; after make test-most, if sources change")
+                )
 
 
 def _passed() -> dict[str, str | None]:
