@@ -31,7 +31,7 @@ from typing import Any
 import torch
 
 import benchmarks
-from benchmarks._measure import RESULTS, Workload, captured, eager_times, peak_memory, queued_times, write
+from benchmarks._measure import RESULTS, Workload, captured, eager_times, noise, peak_memory, queued_times, write
 
 
 def modules(names: list[str]) -> Iterator[tuple[str, ModuleType]]:
@@ -121,14 +121,6 @@ def measure(
     if met:
         row["met"] = all(met)
     return row
-
-
-def noise(row: dict) -> float:
-    """By what factor two timings of the peer, taken in turn with ours, differ; 1 where it was timed once."""
-    if f"{row['peer']} again" not in row["times"]:
-        return 1.0
-    first, again = (row["times"][name]["median"] for name in (row["peer"], f"{row['peer']} again"))
-    return max(first, again) / min(first, again)
 
 
 def row_of(name: str, workload: Workload, calls: Mapping[str, Callable[[], Any]], options: argparse.Namespace) -> dict:

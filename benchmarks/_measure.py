@@ -111,7 +111,7 @@ def queued_times(functions: Mapping[str, Callable[[], Any]], runs: int = 100) ->
 def eager_times(functions: Mapping[str, Callable[[], Any]], runs: int = 20, calls: int = 5) -> dict[str, dict]:
     """Times plain calls, several at once and in turn, launches included; the result as of :func:`graph_times`.
 
-    Every other round goes backwards: what comes first in a round, or after its like, is favoured by no more than others.
+    Every other round goes backwards: what comes first in a round, or after its like, is favoured no more than others.
     """
     times: dict[str, list[float]] = {name: [] for name in functions}
     for index in range(runs + 2):
@@ -134,6 +134,14 @@ def peak_memory(function: Callable[[], Any]) -> int:
     function()
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated() - before
+
+
+def noise(row: dict) -> float:
+    """By what factor two timings of the peer, taken in turn with ours, differ; 1 where it was timed once."""
+    if f"{row['peer']} again" not in row["times"]:
+        return 1.0
+    first, again = (row["times"][name]["median"] for name in (row["peer"], f"{row['peer']} again"))
+    return max(first, again) / min(first, again)
 
 
 def _timed(function: Callable[[], Any]) -> tuple[torch.cuda.Event, torch.cuda.Event]:

@@ -10,8 +10,9 @@ room for.
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import svexport
-from benchmarks._measure import Workload
+from benchmarks._measure import Workload, noise
 from benchmarks._pypi import MODELS, like_trained
 from svexport.cli._model import load_file
 from svexport.tracing.arguments import leaves, rebuild
@@ -144,3 +145,35 @@ def workloads() -> Iterator[Workload]:
                 memory_goal=GOAL,
                 whole=True,
             )
+
+
+def table(rows: Iterable[dict]) -> Iterator[str]:
+    """Lines of Markdown: a model and batch size each, original and replaced in ms, and their ratio.
+
+    Ratios are bold that miss the goal beyond what two timings of the original differ by, memory's too.
+    """
+    cells: dict[tuple[str, str], dict[str, str]] = {}
+    for row in rows:
+        name, _, rest = row["workload"].partition(" batch ")
+        batch, half, step, how = rest.split()
+        column = f"{half} {step}" if how == "eager" else f"{step} {how}"
+        cells.setdefault((name, batch), {})[column] = _entry(row)
+    columns = [f"{half} {step}" for half in ("float32", "half") for step in ("inference", "training")]
+    columns += [f"{step} compiled" for step in ("inference", "training")]
+    yield f"| model | batch | {' | '.join(columns)} |"
+    yield f"|---|---|{'---|' * len(columns)}"
+    names = list(dict.fromkeys((*EXAMPLES, *MODELS)))
+    for (name, batch), cell in sorted(cells.items(), key=lambda item: (names.index(item[0][0]), int(item[0][1]))):
+        yield f"| {name} | {batch} | {' | '.join(cell.get(column, '') for column in columns)} |"
+
+
+def _entry(row: dict) -> str:
+    ours, original = (row["times"][name]["median"] / 1e3 for name in ("ours", "original"))
+    memory = row["peak_bytes"]["ours"] / max(row["peak_bytes"]["original"], 1)
+    ratio, missed = f"{row['ratio']:.2f}", row["ratio"] > GOAL * noise(row)
+    found = f"{original:.3g} / {ours:.3g}, {f'**{ratio}**' if missed else ratio}"
+    return f"{found}, memory **{memory:.2f}**" if memory > GOAL else found
+
+
+if __name__ == "__main__":
+    print(*table(json.loads(Path(sys.argv[1]).read_text())["rows"]), sep="\n")

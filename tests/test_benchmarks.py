@@ -8,6 +8,7 @@ import re
 import sys
 from contextlib import nullcontext
 from itertools import islice
+from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
@@ -19,6 +20,7 @@ from svexport.ops._op import as_tuple
 pytest.importorskip("matplotlib")
 
 from benchmarks import __main__ as runner
+from benchmarks import _measure, models
 from benchmarks.plot import plot
 
 
@@ -53,6 +55,14 @@ def test_whole_models_may_differ_as_the_original_does_and_take_no_more_memory(mo
     assert met(10.3, 10.2, 1000)
     assert met(10.3, 9.8, 1000)
     assert not met(10.0, 10, 1021)
+
+
+def test_the_table_of_models_is_of_the_results() -> None:
+    results = _measure.RESULTS / "nvidia-h200" / "models.json"
+    notes = (Path(models.__file__).parent / "notes" / "models.md").read_text()
+    lines = list(models.table(json.loads(results.read_text())["rows"]))
+    assert "\n".join(lines) in notes, "python -m benchmarks.models benchmarks/results/nvidia-h200/models.json"
+    assert len(lines) > 2 + len(models.EXAMPLES)
 
 
 def test_unknown_module() -> None:
