@@ -657,8 +657,17 @@ class Attends(nn.Module):
         return nn.functional.scaled_dot_product_attention(heads, heads, heads)
 
 
+class OfBatches(nn.Module):
+    """With heads behind tokens, as in nn.MultiheadAttention: ONNX Runtime fuses the products with what moves them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = x.reshape(x.shape[0], 5 * 3, 1).transpose(0, 1)
+        return (heads @ heads.transpose(1, 2)).softmax(-1) @ heads
+
+
 @pytest.mark.parametrize(
-    ("model", "opset"), [(Recurrent(nn.LSTM), 11), (Recurrent(nn.GRU), 18), (Recurrent(nn.RNN), 17), (Attends(), 23)]
+    ("model", "opset"),
+    [(Recurrent(nn.LSTM), 11), (Recurrent(nn.GRU), 18), (Recurrent(nn.RNN), 17), (Attends(), 23), (OfBatches(), 11)],
 )
 def test_kernels_that_end_the_process_at_a_size_of_0_are_not_run(model: nn.Module, opset: int, tmp_path) -> None:
     report = svexport.export(
