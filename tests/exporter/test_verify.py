@@ -632,6 +632,9 @@ def test_a_size_that_may_not_be_zero_is_said(model: nn.Module, tmp_path) -> None
     engine = svexport.load(report.path)
     for given in (x, x[:1]):
         torch.testing.assert_close(engine(given), model(given))
+    for named in ({}, {"x": x[:0]}):  # and not what may end the process
+        with pytest.raises(svexport.EngineError, match="this file is for n from 1 on"):
+            engine(*([] if named else [x[:0]]), **named)
 
 
 def test_a_size_from_one_on_is_not_zero(tmp_path) -> None:
