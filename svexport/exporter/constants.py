@@ -46,6 +46,16 @@ _SIZED_BY_VALUES = {"argwhere", "bincount", "masked_select", "nonzero", "repeat_
 _SIZED_BY_VALUES |= {"unique_consecutive", "_unique2"}
 """Functions whose results have sizes that are values; ``where`` of one tensor, and masks as indices, are so too."""
 
+_OF_MATRICES = {"cholesky", "geqrf", "inverse", "matrix_exp", "matrix_power", "orgqr", "ormqr", "pinverse", "qr", "svd"}
+_OF_MATRICES |= {
+    f"linalg_{name}"
+    for name in (
+        *("cholesky", "det", "eigh", "eigvalsh", "householder_product", "inv", "lstsq", "lu", "lu_factor", "lu_solve"),
+        *("matrix_exp", "matrix_power", "pinv", "qr", "slogdet", "solve", "solve_triangular", "svd", "svdvals"),
+    )
+}
+"""Functions that ONNX has nothing for, or many nodes: of constants, as parametrized weights are, they are constants."""
+
 _TAKE_SIZES = {"arange", "broadcast_to", "empty", "expand", "narrow", "new_empty", "new_ones"}
 _TAKE_SIZES |= {"new_zeros", "ones", "rand", "randn", "repeat", "reshape", "tile", "unflatten", "view", "zeros"}
 _TAKE_SIZES |= {"chunk", "linspace", "logspace", "one_hot", "roll", "tensor_split", "unfold"}
@@ -125,9 +135,13 @@ class ConstantValues(TorchFunctionMode):
         if self._data and _is_in_place(name, args, kwargs) and args and _storage(args[0]) in self._data:
             raise NotTraced("forward writes to the data of a tensor, with which torch.export may end the process")
         constant = name not in _OF_SIZES and self._is_constant(name, args, kwargs)
-        if constant and (name in _VALUES or _is_sized_by_values(name, args)):
+        if constant and (name in _VALUES or name in _OF_MATRICES or _is_sized_by_values(name, args)):
+            again = self._again(func, args, kwargs)
             with _outside():
-                found, value = _tried(self._again(func, args, kwargs))
+                found, value = _tried(again)
+            if found and name in _OF_MATRICES:
+                value = mapped(Tensor.clone, value)  # traced, for forward may write to it
+                self._keep(value, again)
             if found:
                 return value
         args, kwargs = self._with_numbers(name, args, kwargs)
@@ -347,6 +361,8 @@ def mapped(function: Callable[[Any], Any], value: Any) -> Any:
         return slice(*(mapped(function, item) for item in (value.start, value.stop, value.step)))
     if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
         items = [mapped(function, item) for item in value]
+        if hasattr(value, "n_sequence_fields"):  # a result with names, of torch.linalg.qr for instance
+            return type(value)(items)  # type: ignore[arg-type, call-arg]
         return items if isinstance(value, list) else tuple(items)
     return function(value)
 

@@ -49,6 +49,7 @@ __all__ = ["other_functions", "tracing", "without_symbolics"]
 def tracing(model: FlatModel, tensors: Sequence[Tensor], dynamic: bool) -> Iterator[None]:
     """Everything that is to be another while a model is traced and decomposed."""
     with (
+        _transforms_ended(),
         _without_dump(),
         _without_collections(),
         spared(),
@@ -92,6 +93,17 @@ def without_symbolics(opset: int) -> Iterator[None]:
 
     with applied_by(apply):
         yield
+
+
+@contextmanager
+def _transforms_ended() -> Iterator[None]:
+    """Ends those of ``torch.func`` that an error has left: all that is computed after it would go through them."""
+    functorch = torch._C._functorch
+    depth = functorch.get_dynamic_layer_stack_depth()
+    try:
+        yield
+    finally:
+        functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
 
 
 @contextmanager

@@ -285,6 +285,17 @@ def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: Any = None) -> 
     return torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, -1)
 
 
+def _pdist(input: Tensor, p: float = 2.0) -> Tensor:
+    """Of rows and those behind them; torch has nothing but a kernel."""
+    size = input.shape[0]
+    if type(size) is int:
+        first, second = torch.triu_indices(size, size, 1, device=input.device)
+    else:
+        rows = torch.arange(size, device=input.device)
+        first, second = (rows.unsqueeze(1) < rows).nonzero(as_tuple=True)
+    return torch.linalg.vector_norm(input[first] - input[second], p, 1)
+
+
 def _cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
     """The exporter's own makes float32 of half precision."""
     x1, x2 = (x / torch.clamp_min((x * x).sum(dim, keepdim=True).sqrt(), eps) for x in (x1, x2))
@@ -296,6 +307,11 @@ def _index_reduce(
 ) -> Tensor:
     index = index.reshape([-1 if i == dim % input.dim() else 1 for i in range(input.dim())]).expand_as(source)
     return input.scatter_reduce(dim, index, source, reduce, include_self=include_self)
+
+
+def _masked_select(input: Tensor, mask: Tensor) -> Tensor:
+    input, mask = torch.broadcast_tensors(input, mask)
+    return input.reshape(-1)[mask.reshape(-1)]
 
 
 def _max_unpool(input: Tensor, indices: Tensor, output_size: Sequence[int], *_: Any) -> Tensor:
@@ -373,6 +389,20 @@ def _combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> 
     return input[places.reshape(-1, r)]
 
 
+def _stacked(at_least: Callable[[Tensor], Tensor], axis: int) -> Callable[[Sequence[Tensor]], Tensor]:
+    """One after another along an axis, of a vector the only one: the exporter's own make sequences."""
+
+    def stack(tensors: Sequence[Tensor]) -> Tensor:
+        tensors = [at_least(tensor) for tensor in tensors]
+        return torch.cat(tensors, min(axis, tensors[0].dim() - 1))
+
+    return stack
+
+
+def _column(x: Tensor) -> Tensor:
+    return x if x.dim() > 1 else x.reshape(-1, 1)
+
+
 _QUOTIENTS = dict.fromkeys((torch.floor_divide, Tensor.floor_divide, Tensor.__floordiv__), floor_divide)
 
 IN_PLACE_OF: dict[Callable[..., Any], Callable[..., Any]] = {
@@ -382,16 +412,23 @@ IN_PLACE_OF: dict[Callable[..., Any], Callable[..., Any]] = {
     F.rrelu: _rrelu,
     torch.bincount: _bincount,
     torch.cdist: _cdist,
+    torch.column_stack: _stacked(_column, 1),
     torch.combinations: _combinations,
+    torch.dstack: _stacked(torch.atleast_3d, 2),
+    torch.hstack: _stacked(torch.atleast_1d, 1),
     torch.index_reduce: _index_reduce,
+    torch.masked_select: _masked_select,
+    torch.pdist: _pdist,
     torch.rrelu: _rrelu,
     torch.rsub: _rsub,
     torch.searchsorted: _searchsorted,
     torch.unravel_index: _unravel_index,
+    **dict.fromkeys((torch.row_stack, torch.vstack), _stacked(torch.atleast_2d, 0)),
     Tensor.__rsub__: _rsub,
     Tensor.bincount: _bincount,
     Tensor.fill_diagonal_: lambda x, *args, **kwargs: x.copy_(fill_diagonal(x, *args, **kwargs)),
     Tensor.index_reduce: _index_reduce,
+    Tensor.masked_select: _masked_select,
 }
 """Functions that torch's other exporter does not know, as Python calls them."""
 
@@ -424,6 +461,7 @@ _OURS: dict[str, Callable[..., Any]] = {
     "aten::log10": _log10,
     "aten::max_unpool2d": _max_unpool,
     "aten::max_unpool3d": _max_unpool,
+    "aten::pdist": _pdist,
     "aten::repeat_interleave.self_Tensor": _repeat_interleave,
     "aten::repeat_interleave.self_int": _repeat_interleave,
     "aten::searchsorted.Scalar": _searchsorted,

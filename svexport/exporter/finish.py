@@ -25,7 +25,7 @@ from svexport.graph.means import write_means
 from svexport.graph.nodes import beyond_plugin, separate_names, svexport_nodes
 from svexport.graph.quantized_weights import FIRST_WITH_INT8_WEIGHTS, store_quantized
 from svexport.graph.returned import note_returned
-from svexport.graph.saving import save
+from svexport.graph.saving import FROM_ONE, save
 from svexport.graph.scope import light_copy
 from svexport.graph.simplify import simplify
 from svexport.graph.types import infer_types
@@ -192,7 +192,7 @@ def _sign(model: onnx.ModelProto, signature: Signature) -> None:
 def description(signature: Signature, from_one: Sequence[str] = ()) -> str:
     """What a file says of itself: inputs that became constants, and dynamic sizes that may not be 0."""
     constants = (f"{name} is a constant: {text}" for name, text in signature.frozen.items())
-    return "\n".join((*constants, *(f"{root}: sizes from 1" for root in from_one)))
+    return "\n".join((*constants, *(f"{root}{FROM_ONE}" for root in from_one)))
 
 
 def _inferred(model: onnx.ModelProto) -> Mapping[str, Value]:

@@ -57,8 +57,8 @@ def decompose_nodes(
 ) -> bool:
     """Decomposes a program in place; False where it needs ``run_decompositions`` and is the same program still.
 
-    That is so of dynamic sizes, of graphs within graphs, of complex numbers, and of writes to parameters, or to
-    what may or may not share memory with what is read later.
+    That is so of dynamic sizes, of graphs within graphs, of transforms of ``torch.func``, of complex numbers, and of
+    writes to parameters, or to what may or may not share memory with what is read later.
 
     Args:
         table: of the functions to decompose.
@@ -115,6 +115,8 @@ class _Decomposition:
 
     def run(self) -> None:
         if self._fakes is None or any(map(_is_complex, self._graph.nodes)):  # of which torch's own makes constants
+            raise SecondTrace
+        if any(map(_is_transformed, self._graph.nodes)):
             raise SecondTrace
         if any(map(writes, self._graph.nodes)):
             self._write_elsewhere()
@@ -264,6 +266,12 @@ def _same_shape(node: fx.Node) -> bool:
 def _is_complex(node: fx.Node) -> bool:
     value = node.meta.get("val")
     return isinstance(value, Tensor) and value.is_complex()
+
+
+def _is_transformed(node: fx.Node) -> bool:
+    """Whether a node is within ``torch.vmap``, where it has other axes than what it notes."""
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value)
 
 
 def _is_same_view(node: fx.Node) -> bool:

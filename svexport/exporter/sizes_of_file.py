@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -131,6 +133,9 @@ _DATA = {"Where": 1, "OneHot": 2}
 _ENDING = {"Attention", "GRU", "LSTM", "RNN"}
 """Of all node tests of ONNX with 0 of a size, those whose kernel in ONNX Runtime 1.31 ends the process, and RNN."""
 
+MOST_BYTES = 2**28
+"""Of a file that is optimized once more, to see what ONNX Runtime makes of it."""
+
 
 def may_end_the_process(path: Path, names: Collection[str]) -> bool:
     """Whether ONNX Runtime may end the process where a size is 0: it has such kernels, and a file may divide whole
@@ -141,9 +146,35 @@ def may_end_the_process(path: Path, names: Collection[str]) -> bool:
     model = onnx.load(path, load_external_data=False)
     bodies = [onnx.GraphProto(node=function.node) for function in model.functions]
     every = itertools.chain.from_iterable(map(graphs, (model.graph, *bodies)))
-    if any(node.op_type in _ENDING for graph in every for node in graph.node):
+    nodes = [node for graph in every for node in graph.node]
+    if any(node.op_type in _ENDING for node in nodes):
         return True
-    return _divides(model.graph, set(names), {}) or any(_divides(body, set(), {}) for body in bodies)
+    if _divides(model.graph, set(names), {}) or any(_divides(body, set(), {}) for body in bodies):
+        return True
+    moved = any(node.op_type == "Transpose" and attributes_of(node).get("perm", [1])[0] for node in nodes)
+    return moved and any(node.op_type == "MatMul" for node in nodes) and _transposes_batches(path)
+
+
+def _transposes_batches(path: Path) -> bool:
+    """Whether ONNX Runtime makes one node of a MatMul and a Transpose of its batches: that kernel divides by sizes."""
+    import onnxruntime
+
+    from svexport.runtime.session import broken_optimizers
+
+    if path.stat().st_size > MOST_BYTES:
+        return True
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level, options.intra_op_num_threads = 4, 1
+    with tempfile.TemporaryDirectory() as folder:
+        options.optimized_model_filepath = os.path.join(folder, "m.onnx")
+        onnxruntime.InferenceSession(
+            str(path), options, ["CPUExecutionProvider"], disabled_optimizers=broken_optimizers(onnxruntime)
+        )
+        made = onnx.load(options.optimized_model_filepath, load_external_data=False)
+    every = (
+        attributes_of(node) for graph in graphs(made.graph) for node in graph.node if node.op_type == "FusedMatMul"
+    )
+    return any(attributes.get(name) for attributes in every for name in ("transBatchA", "transBatchB"))
 
 
 def _divides(graph: onnx.GraphProto, whole: set[str], outer: Mapping[str, np.ndarray]) -> bool:

@@ -120,9 +120,16 @@ class _Functional:
         version, value = self._values.get(node, (None, None))
         if value is None or version != memory.version:
             same = node.target in NOTHING or writes(node)
-            value = self._now(self._wholes[node]) if same else self._new.node_copy(node, self._now)
+            value = self._now(self._wholes[node]) if same else self._taken(node)
             self._values[node] = memory.version, value
         return value
+
+    def _taken(self, node: fx.Node) -> fx.Node:
+        """A view of its whole, which lies in memory as it does no longer once it was put together of others."""
+        copy = self._new.node_copy(node, self._now)
+        if node.target is _aten.view.default and self._memory[node].version:
+            copy.target = _aten.reshape.default
+        return copy
 
     def _write(self, node: fx.Node) -> None:
         written = [node.args[0]]
@@ -184,6 +191,8 @@ def _values(value: Any) -> Any:
 def _is_view(node: fx.Node) -> bool:
     """Whether a node is a view of its first argument, the same whatever the strides of that are."""
     target = node.target
+    if target in _TURNED:
+        return not node.kwargs
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten" or is_composite(target):
         return False
     returns = target._schema.returns
@@ -209,7 +218,24 @@ def _permuted(_: fx.Node, part: fx.Node, axes: list[int]) -> Any:
     return _aten.permute.default, (part, [axes.index(axis) for axis in range(len(axes))])
 
 
+_TURNED: dict[Any, Callable[..., Any]] = {
+    **{one: lambda *axes, one=one: (one, axes) for one in (_aten.mT.default, _aten.numpy_T.default)},
+    **{one: lambda *axes, one=one: (one, axes) for one in (_aten.swapaxes.default, _aten.swapdims.default)},
+    _aten.movedim.int: lambda source, destination: (_aten.movedim.int, (destination, source)),
+}
+"""Functions that torch makes of others, and which are views always: the call that turns the axes back."""
+
+
+def _turned_back(target: Any) -> Callable[..., Any]:
+    def call(_: fx.Node, part: fx.Node, *args: Any) -> Any:
+        function, given = _TURNED[target](*args)
+        return function, (part, *given)
+
+    return call
+
+
 _PUT_BACK: dict[Any, Callable[..., Any]] = {
+    **{target: _turned_back(target) for target in _TURNED},
     _aten.permute.default: _permuted,
     _aten.select.int: lambda whole, part, *args: (_aten.select_scatter.default, (whole, part, *args)),
     _aten.slice.Tensor: lambda whole, part, *args: (_aten.slice_scatter.default, (whole, part, *args)),

@@ -16,7 +16,10 @@ from svexport.errors import ExportError
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["beside", "check_name", "check_place", "describe", "move", "save", "strip_file", "write"]
+__all__ = ["FROM_ONE", "beside", "check_name", "check_place", "describe", "move", "save", "strip_file", "write"]
+
+FROM_ONE = ": sizes from 1"
+"""Behind the name of a dynamic size that may not be 0, in a line of a file's ``doc_string``."""
 
 MAX_PROTOBUF_BYTES = 2**31 - 2**20
 """Larger models keep their weights in a file beside the ``.onnx``: protobuf ends at 2 GiB."""

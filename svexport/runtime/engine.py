@@ -29,20 +29,22 @@ class TensorSpec:
         dtype: of the tensor.
         shape: an int for a static size, a str for a dynamic one, None for a dynamic one without a name; None in place
             of the tuple for an unknown rank.
+        from_one: dynamic sizes that may not be 0.
     """
 
     name: str
     dtype: torch.dtype
     shape: tuple[int | str | None, ...] | None
+    from_one: frozenset[str] = frozenset()
 
     def accepts(self, shape: Sequence[int]) -> bool:
-        """Whether a tensor of that shape fits: same rank, same static sizes."""
+        """Whether a tensor of that shape fits: same rank, same static sizes, none of 0 that may not be."""
         if self.shape is None:
             return True
         if len(shape) != len(self.shape):
             return False
-        for want, got in zip(self.shape, shape, strict=True):  # noqa: SIM110 - asked in every call: half of all()'s time
-            if want != got and isinstance(want, int):
+        for want, got in zip(self.shape, shape, strict=True):
+            if want != got and (isinstance(want, int) or (got == 0 and want in self.from_one)):
                 return False
         return True
 
@@ -177,7 +179,10 @@ class Engine(ABC):
         elif not spec.accepts(tensor.shape):
             fixed = spec.shape is not None and len(spec.shape) == tensor.dim()
             wrong = _describe(tensor)
-            wrong += "; export the model with dynamic_shapes to run other sizes" if fixed else "; the rank differs"
+            if fixed and spec.from_one and 0 in tensor.shape:
+                wrong += f"; this file is for {', '.join(sorted(spec.from_one))} from 1 on, as its doc_string says"
+            else:
+                wrong += "; export the model with dynamic_shapes to run other sizes" if fixed else "; the rank differs"
         if wrong:
             raise EngineError(f"{self}: input {spec.name!r} expects {spec}, got {wrong}")
 

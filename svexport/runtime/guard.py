@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,9 @@ from svexport.errors import EngineError
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["MAX_NODES", "guard"]
+    from svexport.runtime.engine import TensorSpec
+
+__all__ = ["MAX_NODES", "from_one", "guard"]
 
 MAX_NODES = 500_000
 """Of a model whose functions are unfolded, which is how ONNX Runtime runs them."""
@@ -50,6 +53,16 @@ def guard(model: onnx.ModelProto, folder: str | os.PathLike[str] | None) -> None
     total = sum(sizes.get(_key(node), 1) for graph in graphs(model.graph) for node in graph.node)
     if total > MAX_NODES:
         raise EngineError(f"expected at most {MAX_NODES:,} nodes; with its local functions unfolded it has {total:,}")
+
+
+def from_one(model: onnx.ModelProto, inputs: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """The inputs, with the sizes of which ``svexport.export`` has written that they may not be 0: ONNX Runtime computes
+    something else there, or ends the process."""
+    from svexport.graph.saving import FROM_ONE
+
+    lines = (line.partition(FROM_ONE) for line in model.doc_string.splitlines())
+    least = frozenset(root for root, said, rest in lines if said and not rest)
+    return tuple(replace(spec, from_one=least.intersection(spec.shape or ())) if least else spec for spec in inputs)
 
 
 def _shape(value: onnx.ValueInfoProto) -> Iterable[onnx.TensorShapeProto.Dimension]:

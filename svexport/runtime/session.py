@@ -20,7 +20,7 @@ from svexport.errors import BackendNotAvailableError, EngineError, SvexportError
 from svexport.graph.returned import returned_of
 from svexport.runtime.engine import Engine, TensorSpec
 from svexport.runtime.feeds import Feeds, sharing
-from svexport.runtime.guard import guard
+from svexport.runtime.guard import from_one, guard
 from svexport.runtime.recorded import Recorder, not_replayable
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ class OnnxEngine(Engine):
             self._session = session(cuda=self._cuda)
             declared = (*loaded.graph.input, *loaded.graph.output)
             ranked = {value.name for value in declared if value.type.tensor_type.HasField("shape")}
-            self.inputs = tuple(_spec(value, value.name in ranked) for value in self._session.get_inputs())
+            self.inputs = from_one(loaded, (_spec(value, value.name in ranked) for value in self._session.get_inputs()))
             self.outputs = tuple(_spec(value, value.name in ranked) for value in self._session.get_outputs())
             self._output_names = self.output_names
             self._bools = [i for i, spec in enumerate(self.outputs) if spec.dtype is torch.bool]

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, numpy_helper
 
 from svexport.graph.scope import constant_value, constants_as_tensors, drop_unused, is_standard, used_names
 from svexport.graph.substitute import give_outputs, substitute
 from svexport.graph.walk import attributes_of, graphs, opset_of
-from svexport.symbolic._builder import FLOAT_TYPES, Builder, Value
+from svexport.symbolic._builder import Builder, Value
 from svexport.symbolic.layer_norm import define
 from svexport.symbolic.triu import keep
 from svexport.tensorrt.support.target import Target, Version
@@ -124,23 +124,6 @@ def _form(op_type: str, **versions: Version) -> Callable[[Any], Any]:
 
 
 _INTEGERS = {TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64}
-
-
-@_form("ReduceLogSumExp")
-def _log_sum_exp(b: Builder, node: _Node) -> Any:
-    """The parser drops axes that are an input, and reduces everything. Nothing overflows here."""
-    x = node.inputs[0]
-    if len(node.inputs) < 2 or x.dtype not in FLOAT_TYPES or node.attributes.get("noop_with_empty_axes", 0):
-        return None
-    axes = node.inputs[1]
-    greatest = b.op("ReduceMax", x, axes, keepdims=1)
-    limit = float(np.finfo(helper.tensor_dtype_to_np_dtype(x.dtype)).max) if x.dtype != TensorProto.BFLOAT16 else 3e38
-    greatest = b.op("Clip", greatest, b.like(-limit, x), b.like(limit, x))  # no infinity minus itself
-    summed = b.op("ReduceSum", b.op("Exp", b.op("Sub", x, greatest)), axes, keepdims=1)
-    result = b.op("Add", b.op("Log", summed), greatest)
-    if node.attributes.get("keepdims", 1):
-        return result
-    return b.op("Squeeze", result, axes)
 
 
 @_form("MatMul")

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import orthogonal
 
 import svexport
 from svexport.graph.fold import MOST_BYTES
@@ -93,6 +94,49 @@ def test_values_of_inputs_are_none(function: Callable[[Held, Tensor], Tensor], t
     except svexport.ExportError:
         return
     assert report.verified
+
+
+class Orthogonal(nn.Module):
+    """Layers whose weights torch makes orthogonal of others, by each of its ways, whenever they are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.square = orthogonal(nn.Linear(4, 4))
+        self.tall = orthogonal(nn.Linear(4, 7), orthogonal_map="householder")
+        self.wide = orthogonal(nn.Linear(7, 3), orthogonal_map="cayley", use_trivialization=False)
+        self.convolution = orthogonal(nn.Conv1d(3, 2, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.convolution(self.wide(self.tall(self.square(x))).unsqueeze(-1))
+
+
+class OfMatrices(nn.Module):
+    """One of which is written to before it is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4) + 2 * torch.eye(4))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        written = torch.linalg.inv(self.weight)
+        written[0] += x[0]
+        parts = torch.linalg.qr(self.weight)
+        return written, x @ parts.Q, x * torch.linalg.svd(parts.R).S, torch.linalg.solve(self.weight, x.T)
+
+
+@pytest.mark.parametrize("opset", [11, 17, 20])
+@pytest.mark.parametrize("kind", [Orthogonal, OfMatrices])
+def test_algebra_of_weights(kind: type[nn.Module], opset: int, tmp_path) -> None:
+    """A constant, though ONNX has nothing for it."""
+    torch.manual_seed(0)
+    model = kind().eval()
+    report = svexport.export(model, torch.randn(5, 4), tmp_path / "m.onnx", opset=opset, dynamic_shapes={"x": {0: "n"}})
+    assert report.verified
+    assert sum(report.nodes.values()) < 32
+    for count in (1, 8):
+        x = 10 * torch.randn(count, 4)
+        actual = svexport.load(report.path)(x)
+        torch.testing.assert_close(actual, model(x), rtol=1e-4, atol=1e-4)
 
 
 def test_a_large_constant_is_a_node(tmp_path) -> None:

@@ -45,14 +45,23 @@ OURS = {
     "isclose": lambda x: torch.isclose(x, x.round(), atol=0.3).float(),
     "isin": lambda x: torch.isin((x * 2).long(), torch.tensor([1, -1])).float(),
     "kthvalue": lambda x: (*x.kthvalue(2), torch.kthvalue(x, 3, 0, keepdim=True).values),
+    "masked_select": lambda x: torch.masked_select(x, x[:1] > 0),
     "median": lambda x: x.median(),
     "median_of_rows": lambda x: (*x.median(1), x.median(0, keepdim=True).values),
     "outer": lambda x: torch.outer(x[0], x[:, 1]),
+    "pdist": lambda x: (F.pdist(x), torch.pdist(x * 2, 1.0), F.pdist(x, float("inf"))),
     "repeat_interleave": lambda x: x[x[:, 0] > -9].repeat_interleave(2, dim=0),
     "repeat_interleave_by_a_size": lambda x: x.repeat_interleave(x.shape[0], dim=1),
     "searchsorted": lambda x: torch.searchsorted(x[0].sort().values, x / 2),
     "searchsorted_from_the_right": lambda x: torch.searchsorted((x * 2).round().sort().values, x.round(), side="right"),
     "sinh": lambda x: torch.sinh(x),
+    "stacks": lambda x: (
+        torch.hstack([x, x * 2]),
+        torch.hstack([x[0], x[0, 0], x[:, 1]]),
+        torch.vstack([x, x[0]]),
+        torch.dstack((x, x + 1)),
+        torch.column_stack([x[:, 0], x]),
+    ),
     "trunc": lambda x: torch.trunc(x * 3),
 }
 POOLS = {
@@ -98,7 +107,7 @@ def test_ours_with_dynamic_sizes(name, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("rows", [False, True])
-@pytest.mark.parametrize("name", ["cdist", "index_reduce", "kthvalue", "searchsorted"])
+@pytest.mark.parametrize("name", ["cdist", "index_reduce", "kthvalue", "masked_select", "pdist", "searchsorted"])
 def test_opset_18(name: str, rows: bool, tmp_path) -> None:
     """What the other exporter does not know either."""
     functions = {**OURS, "cdist": lambda x: (torch.cdist(x, x[:2] + 1), torch.cdist(x[None], x[None] * 2, 1.0))}

@@ -374,6 +374,30 @@ def test_bounds_of_tensors(opset: int, dtype: torch.dtype, tmp_path) -> None:
     hold(functions, tame, extremes, opset, tmp_path)
 
 
+@pytest.mark.parametrize("opset", OPSETS)
+def test_logsumexp_behind_infinity(opset: int, tmp_path) -> None:
+    """ONNX Runtime's own takes numbers below -88 for nothing where the first is minus infinity."""
+    functions = {
+        "along": lambda x: x.logsumexp(1),
+        "kept": lambda x: x.logsumexp((0, -1), keepdim=True),
+        "whole": lambda x: x.logsumexp((0, 1, 2)),
+        "of_one": lambda x: x.sum().logsumexp(0),
+        "integers": lambda x: (x > 0).long().logsumexp(0),
+    }
+    tame = torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(0))
+    masked = tame.clone()
+    masked[:, :2] = -INF
+    odd = tame * 200
+    odd[0, :, 0], odd[1, 2, 1], odd[0, 0, 1] = -INF, INF, NAN
+    hold(
+        functions,
+        (tame,),
+        [(masked,), (masked * 1e3 - 4e3,), (odd,), (odd.nan_to_num(0.0, 3e38, -3e38),)],
+        opset,
+        tmp_path,
+    )
+
+
 @pytest.mark.parametrize("opset", [11, 18])
 def test_logsigmoid_of_large_numbers_is_not_nothing(opset: int, tmp_path) -> None:
     model, x = torch.nn.LogSigmoid(), 30 + 3 * torch.rand(3, 5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 import torch
@@ -60,6 +61,15 @@ def written_by_a_view(x: Tensor) -> Tensor:
     return y
 
 
+def turned(x: Tensor) -> tuple[Tensor, Tensor]:
+    """A flat view beside what is written to through its axes in another order."""
+    y = x * 2
+    flat = y.view(-1)
+    y.T[0].fill_(7)
+    y.mT.swapaxes(0, 1).movedim(1, 0)[2] += 1
+    return flat, y
+
+
 def part_of_a_split(x: Tensor) -> Tensor:
     parts = (x * 1).split(1)
     parts[0].add_(5)
@@ -82,6 +92,7 @@ IN_PLACE = {
     "copied": (copied, False),
     "seen by a view": (seen_by_a_view, True),
     "written by a view": (written_by_a_view, True),
+    "turned": (turned, True),
     "part of a split": (part_of_a_split, False),
     "same type": (same_type, True),
     "normalized": (lambda x: F.silu(F.layer_norm(x, (3,)), inplace=True) + x, True),
@@ -137,3 +148,23 @@ def test_types_are_promoted_where_they_differ(tmp_path) -> None:
     report = svexport.export(model, torch.arange(-2, 4), tmp_path / "m.onnx", opset=11)
     assert report.verified
     assert [shape.partition("[")[0] for shape in report.outputs.values()] == ["float32"] * 3 + ["float16"]
+
+
+@pytest.mark.parametrize("opset", [11, 17, 20])
+def test_vmap(opset: int, tmp_path) -> None:
+    """Of a function that torch makes of others, within it."""
+    model = Function(lambda x: torch.vmap(lambda row, other: torch.outer(row, other) / row.norm(), (0, None))(x, x[0]))
+    report = svexport.export(model, torch.randn(5, 4), tmp_path / "m.onnx", opset=opset)
+    assert report.verified
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(svexport.load(report.path)(x), model(x))
+
+
+@pytest.mark.parametrize("opset", [11, 20])
+def test_transforms_that_fail_end(opset: int, tmp_path) -> None:
+    """What torch.export refuses within torch.func is not what everything after it is computed in."""
+    model = Function(lambda x: torch.vmap(torch.func.grad(lambda row: (row**3).sum()))(x))
+    with suppress(svexport.ExportError):
+        svexport.export(model, torch.randn(5, 4), tmp_path / "m.onnx", opset=opset)
+    assert torch._C._functorch.get_dynamic_layer_stack_depth() == 0
+    torch.randn(2, generator=torch.Generator())  # vmap refuses that

@@ -632,6 +632,9 @@ def test_a_size_that_may_not_be_zero_is_said(model: nn.Module, tmp_path) -> None
     engine = svexport.load(report.path)
     for given in (x, x[:1]):
         torch.testing.assert_close(engine(given), model(given))
+    for named in ({}, {"x": x[:0]}):  # and not what may end the process
+        with pytest.raises(svexport.EngineError, match="this file is for n from 1 on"):
+            engine(*([] if named else [x[:0]]), **named)
 
 
 def test_a_size_from_one_on_is_not_zero(tmp_path) -> None:
@@ -657,8 +660,17 @@ class Attends(nn.Module):
         return nn.functional.scaled_dot_product_attention(heads, heads, heads)
 
 
+class OfBatches(nn.Module):
+    """With heads behind tokens, as in nn.MultiheadAttention: ONNX Runtime fuses the products with what moves them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = x.reshape(x.shape[0], 5 * 3, 1).transpose(0, 1)
+        return (heads @ heads.transpose(1, 2)).softmax(-1) @ heads
+
+
 @pytest.mark.parametrize(
-    ("model", "opset"), [(Recurrent(nn.LSTM), 11), (Recurrent(nn.GRU), 18), (Recurrent(nn.RNN), 17), (Attends(), 23)]
+    ("model", "opset"),
+    [(Recurrent(nn.LSTM), 11), (Recurrent(nn.GRU), 18), (Recurrent(nn.RNN), 17), (Attends(), 23), (OfBatches(), 11)],
 )
 def test_kernels_that_end_the_process_at_a_size_of_0_are_not_run(model: nn.Module, opset: int, tmp_path) -> None:
     report = svexport.export(
