@@ -22,7 +22,6 @@ from torch.overrides import TorchFunctionMode
 from svexport.errors import ExportError, SvexportError
 from svexport.exporter.complex import ComplexParts
 from svexport.exporter.corrections import CORRECTIONS
-from svexport.exporter.corrections.writer import kinds_of, read, schema_of
 from svexport.exporter.decompose import (
     ALWAYS,
     AS_TRACED,
@@ -34,6 +33,7 @@ from svexport.exporter.decompose import (
 )
 from svexport.exporter.exact import exact_embeddings
 from svexport.exporter.failures import line_of, located
+from svexport.exporter.jit_graph import kinds_of, read, schema_of
 from svexport.exporter.opsets import FIRST_TORCHSCRIPT_OPSET, LAST_TORCHSCRIPT_OPSET, LATER, OPSETS
 from svexport.graph.nodes import PLUGIN_ATTRIBUTES
 from svexport.logging import logger
@@ -41,6 +41,7 @@ from svexport.ops._op import DOMAIN, Argument, Op, as_tuple
 from svexport.symbolic import SYMBOLICS, Symbolic
 from svexport.symbolic._symbolic import TensorInfo, node_of, qualified
 from svexport.tracing.arguments import FlatModel, TracingStopped, own_failure
+from svexport.tracing.quantizers import FullRanges
 from svexport.tracing.source import shown_line, user_frame
 from svexport.tracing.swapped import applied_by, swapped, untraced
 
@@ -87,7 +88,7 @@ def _traced(
 ) -> onnx.ModelProto:
     """What ``write`` makes while functions are others: again with more of them for each that the exporter refuses."""
     others: list[str] = []
-    modes = InPlaceOf(AS_TRACED), ComplexParts(own=False)
+    modes = FullRanges(), InPlaceOf(AS_TRACED), ComplexParts(own=False)
     cause: Exception
     while True:
         try:
