@@ -373,35 +373,30 @@ def _combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> 
     return input[places.reshape(-1, r)]
 
 
-_QUOTIENTS = dict.fromkeys((torch.floor_divide, Tensor.floor_divide, Tensor.__floordiv__), floor_divide)
+_CALLED: dict[str, Callable[..., Any]] = {
+    "bincount": _bincount,
+    "cdist": _cdist,
+    "combinations": _combinations,
+    "floor_divide": floor_divide,
+    "index_reduce": _index_reduce,
+    "rrelu": _rrelu,
+    "rsub": _rsub,
+    "searchsorted": _searchsorted,
+    "unravel_index": _unravel_index,
+}
 
 IN_PLACE_OF: dict[Callable[..., Any], Callable[..., Any]] = {
     **aten.IN_PLACE_OF,
     **pool.AS_CALLED,
-    **_QUOTIENTS,
-    F.rrelu: _rrelu,
-    torch.bincount: _bincount,
-    torch.cdist: _cdist,
-    torch.combinations: _combinations,
-    torch.index_reduce: _index_reduce,
-    torch.rrelu: _rrelu,
-    torch.rsub: _rsub,
-    torch.searchsorted: _searchsorted,
-    torch.unravel_index: _unravel_index,
+    **{called: function for name, function in _CALLED.items() for called in aten.as_called(name)},
+    Tensor.__floordiv__: floor_divide,
     Tensor.__rsub__: _rsub,
-    Tensor.bincount: _bincount,
     Tensor.fill_diagonal_: lambda x, *args, **kwargs: x.copy_(fill_diagonal(x, *args, **kwargs)),
-    Tensor.index_reduce: _index_reduce,
 }
-"""Functions that torch's other exporter does not know, as Python calls them."""
+"""Functions that an exporter does not know, or not as torch means them, as Python calls them."""
 
-AS_TRACED: dict[Callable[..., Any], Callable[..., Any]] = {
-    **pool.AS_CALLED,
-    **_QUOTIENTS,
-    Tensor.__setitem__: _assigned,
-    torch.linspace: linspace,
-}
-"""Functions that TorchScript is given in another form, as Python calls them."""
+AS_TRACED = IN_PLACE_OF | {Tensor.__setitem__: _assigned, torch.linspace: linspace}
+"""The same of TorchScript."""
 
 _OURS: dict[str, Callable[..., Any]] = {
     **EXACT,
