@@ -5,22 +5,22 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from svexport.errors import ExportError
+from svexport.exporter.aten.pool import is_known
 from svexport.exporter.constants import leaves_of, mapped
 from svexport.exporter.opsets import LATER
 from svexport.tracing.source import shown_line, user_line
 from svexport.tracing.swapped import untraced
 
-__all__ = ["ComplexParts", "has_complex"]
+__all__ = ["ComplexParts"]
 
 
 class ComplexParts(TorchFunctionMode):
@@ -52,11 +52,8 @@ class ComplexParts(TorchFunctionMode):
         given = list(leaves_of((args, kwargs)))
         tensors = any(isinstance(leaf, Tensor) for leaf in given)
         concerned = any(_is_complex(leaf) for leaf in given)
-        if name in _CREATED and concerned:
-            args, kwargs = self._parted(args), self._parted(kwargs)
-            return _created(func, args, kwargs)
-        if name in _MAKERS or (tensors and concerned):
-            args, kwargs = self._parted(args), self._parted(kwargs)
+        if name in _MAKERS or (concerned and (tensors or name in _CREATED)):
+            args, kwargs = mapped(self._parts, args), mapped(self._parts, kwargs)
             function = _function(name, func)
             if function is not None:
                 return function(*args, **kwargs)
@@ -67,9 +64,6 @@ class ComplexParts(TorchFunctionMode):
         if tensors and not self._own and any(_is_complex(leaf) for leaf in leaves_of(result)):
             raise self._unknown(name)
         return result
-
-    def _parted(self, values: Any) -> Any:
-        return mapped(self._parts, values)
 
     def _parts(self, value: Any) -> Any:
         """A complex tensor of torch's as its parts."""
@@ -92,25 +86,6 @@ class ComplexParts(TorchFunctionMode):
             + (f"\n  at {shown_line(*line)}" if line else "")
             + f"\n  ONNX has none: compute with the real and imaginary parts, torch.view_as_real(z), or {LATER}"
         )
-
-
-def has_complex(model: nn.Module, tensors: Sequence[Tensor]) -> bool:
-    """Whether a forward makes complex tensors, as far as it comes, if only inside of a Fourier transform."""
-    with _Seen() as seen, suppress(Exception):  # which the exporter meets and tells of
-        model(*(t.clone() for t in tensors))
-    return seen.complex
-
-
-class _Seen(TorchFunctionMode):
-    complex = False
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        self.complex |= _name(func).startswith("fft_")
-        self.complex |= any(isinstance(x, Tensor) and x.dtype.is_complex for x in leaves_of((args, result)))
-        return result
 
 
 class Complex(Tensor):
@@ -187,10 +162,9 @@ def _function(name: str, func: Callable[..., Any]) -> Callable[..., Any] | None:
         return _FUNCTIONS[name]
     if name in _OF_SHAPES:
         return lambda *args, **kwargs: func(*mapped(_re, args), **kwargs)
-    if name in _OF_EACH_PART:
-        return lambda *args, **kwargs: _of_each_part(func, args, kwargs)
-    if name in _PRODUCTS:
-        return lambda *args, **kwargs: _product(func, args, kwargs)
+    for names, rule in ((_OF_EACH_PART, _of_each_part), (_PRODUCTS, _product), (_CREATED, _created)):
+        if name in names:
+            return lambda *args, **kwargs: rule(func, args, kwargs)
     if name.endswith("_") and not name.endswith("__") and name[:-1] in _FUNCTIONS:
         return lambda x, *args, **kwargs: _assigned(x, _FUNCTIONS[name[:-1]](x, *args, **kwargs))
     return None
@@ -287,20 +261,12 @@ def _pow(x: Complex, exponent: Any) -> Complex:
     return result
 
 
-def _exp(z: Complex) -> Complex:
-    return _polar(z.re.exp(), z.im)
-
-
 def _polar(abs: Tensor, angle: Tensor) -> Complex:
     return Complex(abs * angle.cos(), abs * angle.sin())
 
 
 def _conj(z: Complex) -> Complex:
     return Complex(z.re, -z.im)
-
-
-def _adjoint(z: Complex) -> Complex:
-    return _mapped_parts(lambda part: part.mT, _conj(z))
 
 
 def _abs(z: Complex) -> Tensor:
@@ -334,10 +300,6 @@ def _where(condition: Tensor, x: Any, y: Any) -> Complex:
     return Complex(torch.where(condition, a, c), torch.where(condition, b, d))
 
 
-def _masked_fill(z: Complex, mask: Tensor, value: Any) -> Complex:
-    return _where(mask, value, z)
-
-
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Complex:
     product = _product(F.linear, (x, weight), {})
     return product if bias is None else _add(product, bias)
@@ -356,46 +318,46 @@ def _to(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 # ---------------------------------------------------------------- Fourier transforms: products with matrices
 
 
-def _waves(size: int, inverse: bool, norm: str | None, like: Tensor) -> Complex:
-    """``exp(-2 pi i j k / size)``, conjugated for the inverse, with the factor that ``norm`` asks for."""
-    place = np.arange(size)
-    angle = place[:, None] * place % size * (2 * math.pi / max(size, 1))
-    power = {"ortho": 0.5, "forward": float(not inverse)}.get(norm or "backward", float(inverse))
-    scale = float(size) ** -power if size else 1.0
+def _waves(rows: Any, columns: Any, size: Any, inverse: bool, norm: str | None, twice: bool, like: Tensor) -> Complex:
+    """``exp(-2 pi i j k / size)``, conjugated for the inverse, with the factor that ``norm`` asks for; rows are
+    ``twice`` as large if they stand for their conjugates, too. Sizes may be dynamic.
+
+    Zeros of sine and cosine are none in floating point, and signs of what they make would be chance. Of static sizes by
+    NumPy, for torch.export would trace what torch computes, and the file compute it in single precision.
+    """
+    dynamic = any(isinstance(n, torch.SymInt) for n in (rows, columns, size))
+    of: Any = torch if dynamic else np
     dtype = like.dtype if like.dtype.is_floating_point else torch.get_default_dtype()
-    parts = np.cos(angle), np.sin(angle) if inverse else -np.sin(angle)
-    # Zeros of sine and cosine are none in floating point, and signs of what they make would be chance. By NumPy, for
-    # torch.export would trace what torch computes, and the file compute it in single precision.
-    exact = (np.where(np.abs(part) < 1e-9, 0.0, part * scale) for part in parts)
-    return Complex(*(torch.tensor(part, dtype=dtype, device=like.device) for part in exact))
+    row, column = of.arange(rows)[:, None], of.arange(columns)
+    whole = torch.full((), size, dtype=torch.int64) if dynamic else np.int64(max(size, 1))
+    angle = row * column % whole * (2 * math.pi / whole)
+    scale = whole ** -{"ortho": 0.5, "forward": float(not inverse)}.get(norm or "backward", float(inverse))
+    if twice:
+        scale = scale * of.where((row == 0) | (row + row == whole), 1.0, 2.0)
+    parts = of.cos(angle), of.sin(angle) if inverse else -of.sin(angle)
+    exact = (of.where(of.abs(part) < (1e-6 if dynamic else 1e-9), 0.0, part * scale) for part in parts)
+    return Complex(*(torch.as_tensor(part, dtype=dtype).to(like.device) for part in exact))
 
 
-def _transformed(x: Tensor, size: Any, dim: int, inverse: bool, norm: str | None, half: bool = False) -> Tensor:
+def _transformed(x: Any, size: Any, dim: int, inverse: bool, norm: str | None, half: bool) -> Any:
     """Along one axis, which is cut or filled up with zeros to ``size``. Of real numbers ``half`` leaves out what is
     the conjugate of the rest, and of what is left makes real numbers again where it is inverse."""
+    real = half and inverse
     with untraced():
-        given = int(_re(x).shape[dim])
-        size = (2 * (given - 1) if half and inverse else given) if size is None else int(size)
-        waves = _waves(size, inverse, norm, _re(x))
-        kept = size // 2 + 1
-        rows = min(given, kept if half and inverse else size)
-        matrix = _mapped_parts(lambda part: part[:rows], waves)
-        if half and inverse:
-            twice = torch.tensor([1.0 if row in (0, size - row) else 2.0 for row in range(rows)])[:, None]
-            matrix = _mapped_parts(lambda part: part * twice.to(part), matrix)
-        elif half:
-            matrix = _mapped_parts(lambda part: part[:, :kept].contiguous(), matrix)
-    if given > rows:
+        given, size = (n if n is None or isinstance(n, torch.SymInt) else int(n) for n in (_re(x).shape[dim], size))
+        size = (2 * (given - 1) if real else given) if size is None else size
+        rows = torch.sym_min(given, size // 2 + 1 if real else size)
+        matrix = _waves(rows, size // 2 + 1 if half and not inverse else size, size, inverse, norm, real, _re(x))
+    if not is_known(given == rows):
         x = _mapped_parts(lambda part: part.narrow(dim, 0, rows), x)
     last = dim in (-1, _re(x).dim() - 1)
     if not last:
         x = _mapped_parts(lambda part: part.transpose(dim, -1), x)
     if not _re(x).is_floating_point():
         x = x.to(matrix.re.dtype)
-    if half and inverse:
-        y: Tensor = _re(x) @ matrix.re
-        if isinstance(x, Complex):
-            y = y - x.im @ matrix.im
+    if real:
+        y = _re(x) @ matrix.re
+        y = y - x.im @ matrix.im if isinstance(x, Complex) else y
     else:
         y = _product(torch.matmul, (x, matrix), {})
     return y if last else _mapped_parts(lambda part: part.transpose(dim, -1), y)
@@ -413,21 +375,13 @@ def _fourier(inverse: bool, half: bool, last: int | None) -> Callable[..., Tenso
         if dim is None:
             dim = range(-(last or (_re(input).dim() if s is None else len(s))), 0)
         dims = [dim] if isinstance(dim, int) else list(dim)
-        sizes: list[Any] = [None] * len(dims) if s is None else [s] if isinstance(s, int) else list(s)
+        sizes = list(s) if isinstance(s, (tuple, list)) else [s] * len(dims)
         pairs = list(zip(sizes, dims, strict=True))
-        if half and not inverse:
-            input = _transformed(input, *pairs.pop(), inverse, norm, half)
-        final = [pairs.pop()] if half and inverse else []
-        for size, axis in pairs:
-            input = _transformed(input, size, axis, inverse, norm)
-        for size, axis in final:
-            input = _transformed(input, size, axis, inverse, norm, half)
+        for pair in reversed(pairs) if half and not inverse else pairs:  # real numbers are those of the last axis
+            input = _transformed(input, *pair, inverse, norm, half and pair is pairs[-1])
         return input
 
     return transform
-
-
-_TURNED = {"forward": "backward", "ortho": "ortho"}
 
 
 def _hermitian(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -436,7 +390,8 @@ def _hermitian(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     def transform(input: Tensor, s: Any = None, dim: Any = None, norm: str | None = None, **kwargs: Any) -> Tensor:
         x = _conj(input) if isinstance(input, Complex) else input
-        result = function(x, s, dim, _TURNED.get(norm or "", "forward"), **kwargs)
+        turned = {"forward": "backward", "ortho": "ortho"}.get(norm or "", "forward")
+        result = function(x, s, dim, turned, **kwargs)
         return _conj(result) if isinstance(result, Complex) else result
 
     return transform
@@ -445,9 +400,9 @@ def _hermitian(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def _transforms(axes: str, last: int | None) -> dict[str, Callable[..., Tensor]]:
     """Those of ``torch.fft`` whose names end with ``axes``."""
     fft, ifft, rfft, irfft = (_fourier(inverse, half, last) for half in (False, True) for inverse in (False, True))
-    found = {"fft": fft, "ifft": ifft, "rfft": rfft, "irfft": irfft}
-    found |= {"hfft": _hermitian(irfft), "ihfft": _hermitian(rfft)}
-    return {f"fft_{name}{axes}": function for name, function in found.items()}
+    names = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
+    functions = (fft, ifft, rfft, irfft, _hermitian(irfft), _hermitian(rfft))
+    return {f"fft_{name}{axes}": function for name, function in zip(names, functions, strict=True)}
 
 
 _FOURIER = _transforms("", 1) | _transforms("2", 2) | _transforms("n", None)
@@ -483,41 +438,34 @@ _OF_EACH_PART = {
 
 _PRODUCTS = {"bmm", "dot", "einsum", "kron", "matmul", "mm", "mv", "outer", "tensordot"}
 
-_CREATED = {
-    *("empty", "empty_like", "new_empty", "new_ones", "new_zeros", "ones", "ones_like", "zeros", "zeros_like"),
-}
+_CREATED = {"empty", "empty_like", "new_empty", "new_ones", "new_zeros", "ones", "ones_like", "zeros", "zeros_like"}
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "H": _adjoint,
+    **dict.fromkeys(("H", "adjoint", "mH"), lambda z: _mapped_parts(lambda part: part.mT, _conj(z))),
+    **dict.fromkeys(("abs", "absolute"), _abs),
+    **dict.fromkeys(("cat", "concat"), _of_lists(torch.cat)),
+    **dict.fromkeys(("conj", "conj_physical"), _conj),
+    **dict.fromkeys(("div", "divide", "true_divide"), _div),
+    **dict.fromkeys(("mul", "multiply"), _mul),
+    **dict.fromkeys(("sub", "subtract"), _sub),
+    **dict.fromkeys(("to", "type", "type_as"), _to),
     "__iter__": lambda z: iter([Complex(*pair) for pair in zip(z.re.unbind(0), z.im.unbind(0), strict=True)]),
     "__rdiv__": lambda x, y: _div(y, x),
     "__rsub__": lambda x, y: _sub(y, x),
     "__setitem__": _setitem,
-    "abs": _abs,
-    "absolute": _abs,
     "add": _add,
-    "adjoint": _adjoint,
     "angle": _angle,
-    "cat": _of_lists(torch.cat),
     "cdouble": lambda x: _to(x, torch.complex128),
     "cfloat": lambda x: _to(x, torch.complex64),
     "complex": lambda real, imag: Complex(real, imag),  # by these names
-    "concat": _of_lists(torch.cat),
-    "conj": _conj,
-    "conj_physical": _conj,
     "copy_": lambda x, y: _assigned(x, _add(torch.zeros_like(x.re), y)),
-    "div": _div,
-    "divide": _div,
-    "exp": _exp,
+    "exp": lambda z: _polar(z.re.exp(), z.im),
     **_FOURIER,
     "imag": _im,
     "istft": _istft,
     "linear": _linear,
     "log": lambda z: Complex(_abs(z).log(), _angle(z)),
-    "mH": _adjoint,
-    "masked_fill": _masked_fill,
-    "mul": _mul,
-    "multiply": _mul,
+    "masked_fill": lambda z, mask, value: _where(mask, value, z),
     "polar": _polar,
     "pow": _pow,
     "real": _re,
@@ -525,12 +473,6 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "rsub": lambda x, y, alpha=1: _sub(y, x, alpha=alpha),
     "square": lambda z: _mul(z, z),
     "stack": _of_lists(torch.stack),
-    "sub": _sub,
-    "subtract": _sub,
-    "to": _to,
-    "true_divide": _div,
-    "type": _to,
-    "type_as": _to,
     "view_as_complex": lambda x: Complex(*(x.select(x.dim() - 1, part) for part in (0, 1))),  # opset 9 has no axis -1
     "view_as_real": lambda z: torch.stack((z.re, z.im), -1),
     "where": _where,

@@ -403,42 +403,37 @@ def _column(x: Tensor) -> Tensor:
     return x if x.dim() > 1 else x.reshape(-1, 1)
 
 
-_QUOTIENTS = dict.fromkeys((torch.floor_divide, Tensor.floor_divide, Tensor.__floordiv__), floor_divide)
+_CALLED: dict[str, Callable[..., Any]] = {
+    "bincount": _bincount,
+    "cdist": _cdist,
+    "column_stack": _stacked(_column, 1),
+    "combinations": _combinations,
+    "dstack": _stacked(torch.atleast_3d, 2),
+    "floor_divide": floor_divide,
+    "hstack": _stacked(torch.atleast_1d, 1),
+    "index_reduce": _index_reduce,
+    "masked_select": _masked_select,
+    "pdist": _pdist,
+    "row_stack": _stacked(torch.atleast_2d, 0),
+    "rrelu": _rrelu,
+    "rsub": _rsub,
+    "searchsorted": _searchsorted,
+    "unravel_index": _unravel_index,
+    "vstack": _stacked(torch.atleast_2d, 0),
+}
 
 IN_PLACE_OF: dict[Callable[..., Any], Callable[..., Any]] = {
     **aten.IN_PLACE_OF,
     **pool.AS_CALLED,
-    **_QUOTIENTS,
-    F.rrelu: _rrelu,
-    torch.bincount: _bincount,
-    torch.cdist: _cdist,
-    torch.column_stack: _stacked(_column, 1),
-    torch.combinations: _combinations,
-    torch.dstack: _stacked(torch.atleast_3d, 2),
-    torch.hstack: _stacked(torch.atleast_1d, 1),
-    torch.index_reduce: _index_reduce,
-    torch.masked_select: _masked_select,
-    torch.pdist: _pdist,
-    torch.rrelu: _rrelu,
-    torch.rsub: _rsub,
-    torch.searchsorted: _searchsorted,
-    torch.unravel_index: _unravel_index,
-    **dict.fromkeys((torch.row_stack, torch.vstack), _stacked(torch.atleast_2d, 0)),
+    **{called: function for name, function in _CALLED.items() for called in aten.as_called(name)},
+    Tensor.__floordiv__: floor_divide,
     Tensor.__rsub__: _rsub,
-    Tensor.bincount: _bincount,
     Tensor.fill_diagonal_: lambda x, *args, **kwargs: x.copy_(fill_diagonal(x, *args, **kwargs)),
-    Tensor.index_reduce: _index_reduce,
-    Tensor.masked_select: _masked_select,
 }
-"""Functions that torch's other exporter does not know, as Python calls them."""
+"""Functions that an exporter does not know, or not as torch means them, as Python calls them."""
 
-AS_TRACED: dict[Callable[..., Any], Callable[..., Any]] = {
-    **pool.AS_CALLED,
-    **_QUOTIENTS,
-    Tensor.__setitem__: _assigned,
-    torch.linspace: linspace,
-}
-"""Functions that TorchScript is given in another form, as Python calls them."""
+AS_TRACED = IN_PLACE_OF | {Tensor.__setitem__: _assigned, torch.linspace: linspace}
+"""The same of TorchScript."""
 
 _OURS: dict[str, Callable[..., Any]] = {
     **EXACT,

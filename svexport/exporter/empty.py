@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -19,14 +18,13 @@ if TYPE_CHECKING:
 __all__ = ["compare_empty"]
 
 
-def compare_empty(verification: Verification, empty: Iterable[tuple[str, list[Tensor]]], path: Path) -> list[str]:
+def compare_empty(verification: Verification, empty: Iterable[tuple[str, list[Tensor]]]) -> list[str]:
     """Of each dynamic size tries 0, where the model takes that: a file that computes something else there, or may end
     the process, is one for sizes from 1 on, which is noted.
 
     Args:
         verification: of sizes from 1 on, which gets the results.
         empty: each size, and inputs with 0 of it.
-        path: of the file.
 
     Returns:
         The sizes that may not be 0.
@@ -43,6 +41,8 @@ def compare_empty(verification: Verification, empty: Iterable[tuple[str, list[Te
             continue
         if safe is None:
             named = zip(verification.input_names, verification.tensors, strict=True)
+            path = verification.engine.path
+            assert path is not None  # an engine of a file
             safe = not may_end_the_process(path, [name for name, t in named if not t.is_floating_point()])
         found = _judged(verification, run, inputs, expected) if safe else None
         if found is None:

@@ -6,6 +6,7 @@ while it traces (see ``decompose``), torch.export where it decomposes.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from torch import Tensor
 from svexport.errors import UnsupportedError
 from svexport.exporter.aten import overload_of
 from svexport.exporter.aten.product import up_to_each
+from svexport.exporter.aten.special import polynomial
 from svexport.tracing.swapped import swapped
 
 __all__ = ["EXACT", "exact_embeddings", "floor_divide", "shapes_of_losses"]
@@ -107,18 +109,14 @@ def _log_of_more_than_one(x: Tensor) -> Tensor:
     return torch.where(more == 0, x, torch.log(rounded) * (x / more))
 
 
-def _log_add_exp(x: Tensor, y: Tensor) -> Tensor:
+def _log_add_exp(exp: Callable[[Tensor], Tensor], log: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
     """Of the larger one: the exporter's own exponentials overflow."""
-    x, y = _floating(x), _floating(y)
-    apart = torch.where(x == y, 0.0, -(x - y).abs())
-    return torch.maximum(x, y) + torch.log(1 + torch.exp(apart))
 
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        x, y = _floating(x), _floating(y)
+        return torch.maximum(x, y) + log(1 + exp(torch.where(x == y, 0.0, -(x - y).abs())))
 
-def _log_add_exp2(x: Tensor, y: Tensor) -> Tensor:
-    """As of ``logaddexp``."""
-    x, y = _floating(x), _floating(y)
-    apart = torch.where(x == y, 0.0, -(x - y).abs())
-    return torch.maximum(x, y) + torch.log(1 + torch.exp(apart * math.log(2))) / math.log(2)
+    return function
 
 
 def _log_cumsum_exp(x: Tensor, dim: int) -> Tensor:
@@ -213,6 +211,12 @@ def _sign(x: Tensor) -> Tensor:
     return torch.where(x > 0, 1, torch.where(x < 0, -1, 0)).to(x.dtype)
 
 
+_ERFCC = (
+    *(0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807),
+    *(-0.18628806, 0.09678418, 0.37409196, 1.00002368, -1.26551223),
+)
+
+
 def _erfcx_parts(x: Tensor) -> tuple[Tensor, Tensor]:
     """``factor`` and ``power``: the scaled complementary error function of numbers from 0 on is factor * exp(power).
 
@@ -224,10 +228,7 @@ def _erfcx_parts(x: Tensor) -> tuple[Tensor, Tensor]:
     if x.dtype == torch.float64:
         raise UnsupportedError("erfcx and log_ndtr of float64 have no exact form in ONNX; compute them in float32")
     t = 1 / (1 + 0.5 * x)
-    power = torch.zeros_like(t)
-    for factor in (0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807, -0.18628806, 0.09678418, 0.37409196):
-        power = power * t + factor
-    return t, (power * t + 1.00002368) * t - 1.26551223
+    return t, polynomial(t, _ERFCC)
 
 
 def _erfcx(x: Tensor) -> Tensor:
@@ -305,39 +306,22 @@ def exact_embeddings() -> Iterator[None]:
 
     torch shortens the rows that are looked up, in the weight itself: a trace has those of its own inputs only.
     """
-    own = F.embedding, F.embedding_bag
 
-    def shortened(weight: Tensor, max_norm: float | None, norm_type: float) -> Tensor:
-        if max_norm is None:
-            return weight
-        norm = torch.linalg.vector_norm(weight, norm_type, -1, keepdim=True)
-        return torch.where(norm > max_norm, weight * (max_norm / (norm + 1e-7)), weight)
+    def shortened(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        names = list(inspect.signature(own).parameters)[2:]
 
-    def embedding(
-        input: Tensor,
-        weight: Tensor,
-        padding_idx: int | None = None,
-        max_norm: float | None = None,
-        norm_type: float = 2.0,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Tensor:
-        return own[0](input, shortened(weight, max_norm, norm_type), padding_idx, None, norm_type, *args, **kwargs)
+        def embedding(input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            given = {**dict(zip(names, args)), **kwargs}
+            if (longest := given.pop("max_norm", None)) is not None:
+                norm = torch.linalg.vector_norm(weight, given.get("norm_type", 2.0), -1, keepdim=True)
+                weight = torch.where(norm > longest, weight * (longest / (norm + 1e-7)), weight)
+            if (given.get("padding_idx") or 0) < 0:  # the exporter takes -1 for none
+                given["padding_idx"] += weight.size(0)
+            return own(input, weight, **given)
 
-    def embedding_bag(
-        input: Tensor,
-        weight: Tensor,
-        offsets: Tensor | None = None,
-        max_norm: float | None = None,
-        norm_type: float = 2,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Tensor:
-        if (kwargs.get("padding_idx") or 0) < 0:  # the exporter takes -1 for none
-            kwargs["padding_idx"] += weight.size(0)
-        return own[1](input, shortened(weight, max_norm, norm_type), offsets, None, norm_type, *args, **kwargs)
+        return embedding
 
-    with swapped(F, embedding=embedding, embedding_bag=embedding_bag):
+    with swapped(F, embedding=shortened(F.embedding), embedding_bag=shortened(F.embedding_bag)):
         yield
 
 
@@ -372,8 +356,8 @@ EXACT: dict[str, Callable[..., Any]] = {
     "aten::isinf": _is_infinite,
     "aten::linalg_vector_norm": _vector_norm,
     "aten::log_sigmoid": _log_sigmoid,
-    "aten::logaddexp": _log_add_exp,
-    "aten::logaddexp2": _log_add_exp2,
+    "aten::logaddexp": _log_add_exp(torch.exp, torch.log),
+    "aten::logaddexp2": _log_add_exp(torch.exp2, torch.log2),
     "aten::logcumsumexp": _log_cumsum_exp,
     "aten::nan_to_num": _nan_to_num,
     "aten::native_batch_norm": _torchs("aten::native_batch_norm"),

@@ -45,6 +45,9 @@ _SHAPED = {_aten.expand.default, _aten.reshape.default, _aten.view.default}
 
 _CASTS = {_aten.to, _aten.type_as}
 
+_TRUTHS = {_aten.all, _aten.any}
+"""Functions whose result is of booleans, or of uint8 where that is what they are given: a conversion's business."""
+
 _WHOLE = _EQUAL | {_aten.reshape.default}
 """Functions that stay as they are, though torch makes them of others."""
 
@@ -303,7 +306,8 @@ def promote(module: fx.GraphModule) -> None:
             if node.target is _aten.clamp.default and any(isinstance(bound, float) for bound in node.args):
                 # of one number and another that it makes a tensor there is no clamp
                 node.args = tuple(float(bound) if isinstance(bound, int) else bound for bound in node.args)
-            rule = type_promotion.get_type_promotion_rule(node, table) if node.op == "call_function" else None
+            known = node.op != "call_function" or getattr(node.target, "overloadpacket", None) in _TRUTHS
+            rule = None if known else type_promotion.get_type_promotion_rule(node, table)
             if rule is not None:
                 with promoting._set_current_node(node):
                     promoting._maybe_promote_node(node, rule)

@@ -20,9 +20,8 @@ from torch.onnx import symbolic_helper
 from torch.overrides import TorchFunctionMode
 
 from svexport.errors import ExportError, SvexportError
-from svexport.exporter.complex import ComplexParts, has_complex
+from svexport.exporter.complex import ComplexParts
 from svexport.exporter.corrections import CORRECTIONS
-from svexport.exporter.corrections.writer import kinds_of, read, schema_of
 from svexport.exporter.decompose import (
     ALWAYS,
     AS_TRACED,
@@ -34,6 +33,7 @@ from svexport.exporter.decompose import (
 )
 from svexport.exporter.exact import exact_embeddings
 from svexport.exporter.failures import line_of, located
+from svexport.exporter.jit_graph import kinds_of, read, schema_of
 from svexport.exporter.opsets import FIRST_TORCHSCRIPT_OPSET, LAST_TORCHSCRIPT_OPSET, LATER, OPSETS
 from svexport.graph.nodes import PLUGIN_ATTRIBUTES
 from svexport.logging import logger
@@ -41,6 +41,7 @@ from svexport.ops._op import DOMAIN, Argument, Op, as_tuple
 from svexport.symbolic import SYMBOLICS, Symbolic
 from svexport.symbolic._symbolic import TensorInfo, node_of, qualified
 from svexport.tracing.arguments import FlatModel, TracingStopped, own_failure
+from svexport.tracing.quantizers import FullRanges
 from svexport.tracing.source import shown_line, user_frame
 from svexport.tracing.swapped import applied_by, swapped, untraced
 
@@ -87,7 +88,7 @@ def _traced(
 ) -> onnx.ModelProto:
     """What ``write`` makes while functions are others: again with more of them for each that the exporter refuses."""
     others: list[str] = []
-    parts: ComplexParts | None = None
+    modes = FullRanges(), InPlaceOf(AS_TRACED), ComplexParts(own=False)
     cause: Exception
     while True:
         try:
@@ -99,7 +100,7 @@ def _traced(
                 _open_functions(),
                 exact_embeddings(),
                 decomposed([*ALWAYS, *others]),
-                model.traced_in(InPlaceOf(AS_TRACED), parts),
+                model.traced_in(*modes),
             ):
                 try:
                     return write()
@@ -122,16 +123,13 @@ def _traced(
             known = isinstance(error, torch.onnx.errors.OnnxExporterError)
             if not known and (own := own_failure(model, tensors)):
                 raise own from error
-            if parts is None and not others and has_complex(model, tensors):
-                parts = ComplexParts(own=False)
-                continue
             cause = error
             name = "" if made else _function_of(error)
             if name in others or not decomposable(name):
                 break
         logger.info("{} cannot be exported at opset {}: tracing what it is made of", name, opset)
         others.append(name)
-    with decomposed([*ALWAYS, *others]), model.traced_in(InPlaceOf(AS_TRACED), parts):
+    with decomposed([*ALWAYS, *others]), model.traced_in(*modes):
         raise _failure(model, tensors, opset, cause) from cause
 
 

@@ -86,16 +86,12 @@ def traced(
         ExportError: naming the operator and its source line, if neither tracer takes the model.
     """
     if opset > LAST_TORCHSCRIPT_OPSET:
-        from svexport.exporter import dynamo  # on first use: it takes as long to import as the other tracer to trace
-
-        return dynamo.export(model, tensors, opset, input_names, dynamic_axes)
+        return _by_torch_export(model, tensors, opset, input_names, dynamic_axes)
     reason, refusal = _refused(model) if _first else "it goes second", ""
     if not reason:
-        from svexport.exporter import dynamo
-
         try:
             given = [tensor.clone() for tensor in tensors]
-            written = dynamo.export(model, given, opset, input_names, dynamic_axes)
+            written = _by_torch_export(model, given, opset, input_names, dynamic_axes)
             _converted.get().append(True)
             return written
         except Exception as error:  # noqa: BLE001 - whatever a library raises, the other tracer may take the model
@@ -112,6 +108,12 @@ def traced(
     if _first:
         notes.append(f"traced by TorchScript, for torch.export refuses the model: {reason}")
     return written, Guards(values=False, sizes=False)
+
+
+def _by_torch_export(*args: Any) -> tuple[onnx.ModelProto, Guards]:
+    from svexport.exporter import dynamo  # on first use: it takes as long to import as the other tracer to trace
+
+    return dynamo.export(*args)
 
 
 def _of_neither(error: ExportError, refusal: str, opset: int) -> ExportError:

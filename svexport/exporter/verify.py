@@ -163,7 +163,6 @@ class Verification:
         self._compared: dict[str, Way] = {}
         self._agreed: dict[str, None] = {}
         self._far: dict[str, tuple[Tensor, ...]] = {}  # what torch made of far inputs
-        self._path = path
         self._failing: dict[str, tuple[list[Tensor], list[Tensor]]] = {}  # inputs and what the file made of them
         self._infinite: dict[Parity, tuple[int, int]] = {}  # how many elements of torch's result and of the file's
         self._random = False  # whether forward draws random numbers
@@ -174,7 +173,7 @@ class Verification:
             if (taken := self._first_taken(alternatives)) is not None:
                 self._compare(*taken)
         if not quick and not self._failing:
-            self.from_one = compare_empty(self, self._resized.empty(), self._path)
+            self.from_one = compare_empty(self, self._resized.empty())
         self.notes += self.as_files.notes
 
     def _runs(self, quick: bool, guarded: Guards) -> Iterator[Iterable[Run]]:

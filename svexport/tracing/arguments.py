@@ -406,9 +406,9 @@ class FlatModel(nn.Module):
         return tuple(outputs)
 
     @contextmanager
-    def traced_in(self, *modes: TorchFunctionMode | None) -> Iterator[None]:
+    def traced_in(self, *modes: TorchFunctionMode) -> Iterator[None]:
         """Has forward called in modes that what is around it, in the exporters, does not need, the last one first."""
-        self._modes = [mode for mode in modes if mode is not None]
+        self._modes = modes
         try:
             yield
         finally:

@@ -273,6 +273,24 @@ def test_transforms_of_batches(opset: int, tmp_path) -> None:
     check_export(Call(spectrum), tmp_path, opset, (torch.randn(2, 5, 6),), (torch.randn(7, 5, 6),), dynamic_shapes=axes)
 
 
+@pytest.mark.parametrize("opset", [11, 20])
+def test_transforms_of_dynamic_sizes(opset: int, tmp_path) -> None:
+    """A spectrum that is written in part, cut and filled, forth and back, and the symmetric ones."""
+
+    def spectrum(x: Tensor) -> dict[str, Tensor]:
+        height, width = x.shape[-2:]
+        kept = torch.zeros(2, height, width // 2 + 1, dtype=torch.cfloat)
+        kept[:, :2] = torch.fft.rfft2(x, norm="ortho")[:, :2] * 2j
+        back = torch.fft.irfft2(kept, s=(height, width), norm="ortho")
+        return real(back=back, filled=torch.fft.fft(x, n=2 * height, dim=1), ends=torch.fft.hfft(x, dim=1))
+
+    axes = {"x": {1: "h", 2: "w"}}
+    example, *others = (torch.randn(2, *size) for size in ((6, 5), (7, 8), (31, 2)))
+    report = check_export(Call(spectrum), tmp_path, opset, (example,), *((x,) for x in others), dynamic_shapes=axes)
+    assert "DFT" not in report.nodes  # which TensorRT lacks
+    assert not report.notes
+
+
 @pytest.mark.parametrize("opset", [9, 17])
 def test_unknown_functions_are_named(opset: int, tmp_path) -> None:
     def function(x: Tensor) -> dict[str, Tensor]:

@@ -228,6 +228,18 @@ def test_cosine_of_booleans(opset: int, tmp_path) -> None:
     hold(functions, (*tame, target), [(torch.zeros_like(tame[0]), tame[1], target)], opset, tmp_path)
 
 
+@pytest.mark.parametrize("opset", [11, 20])
+def test_truth_of_bytes(opset: int, tmp_path) -> None:
+    """Is of bytes, as torch has it, by either axis."""
+    model = Functions({"any": lambda x: x.any(1), "all": lambda x: x.all(), "rows": lambda x: x.all(0, keepdim=True)})
+    report = svexport.export(model, (torch.ones(3, 4, dtype=torch.uint8),), tmp_path / "m.onnx", opset=opset)
+    assert not report.notes  # by torch.export
+    engine = svexport.load(report.path)
+    for x in (torch.eye(3, 4, dtype=torch.uint8) * 2, torch.ones(3, 4, dtype=torch.uint8) * 255):
+        for actual, expected in zip(engine(x), model(x).values(), strict=True):
+            torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
 class Chosen(nn.Module):
     """The mean of what a mask chooses, whether any or all of it is large, and the shapes of other reductions."""
 

@@ -13,9 +13,10 @@ from importlib import import_module
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["FUNCTIONS", "IN_PLACE_OF", "OTHERWISE", "overload_of"]
+__all__ = ["FUNCTIONS", "IN_PLACE_OF", "OTHERWISE", "as_called", "overload_of"]
 
 _FAMILIES = [import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
 
@@ -34,13 +35,16 @@ def overload_of(name: str) -> Any:
     return getattr(getattr(torch.ops.aten, function), form or "default")
 
 
-def _as_called(name: str) -> list[Callable[..., Any]]:
-    """What Python calls for a function that C++ makes of others, some of which torch.export cannot trace."""
-    if not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"):
-        return []
+def as_called(name: str) -> list[Callable[..., Any]]:
+    """What Python calls for ``"aten::median"``: functions and methods."""
     function = name.removeprefix("aten::")
-    return [getattr(place, function) for place in (torch, Tensor) if hasattr(place, function)]
+    return [getattr(place, function) for place in (torch, F, Tensor) if hasattr(place, function)]
 
 
-IN_PLACE_OF = {called: function for name, function in FUNCTIONS.items() for called in _as_called(name)}
-"""By what Python calls, which torch.export has to see before C++ does."""
+IN_PLACE_OF = {
+    called: function
+    for name, function in FUNCTIONS.items()
+    if torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+    for called in as_called(name)
+}
+"""By what Python calls, which torch.export has to see before C++ makes it of others, some of which it cannot trace."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from svexport.errors import UnsupportedError
 
-__all__ = ["FUNCTIONS"]
+__all__ = ["FUNCTIONS", "polynomial"]
 
 
 _MIDDLE = (
@@ -37,12 +37,12 @@ def _inverse_error_function(y: Tensor) -> Tensor:
     kind = y.dtype if y.is_floating_point() else torch.get_default_dtype()
     y = y.to(torch.promote_types(kind, torch.float32))
     apart = -torch.log((1 - y) * (1 + y))
-    factor = torch.where(apart < 5, _polynomial(apart - 2.5, _MIDDLE), _polynomial(torch.sqrt(apart) - 3, _END))
+    factor = torch.where(apart < 5, polynomial(apart - 2.5, _MIDDLE), polynomial(torch.sqrt(apart) - 3, _END))
     x = torch.where(y.abs() == 1, y * math.inf, factor * y)
     return x.to(kind)
 
 
-def _polynomial(x: Tensor, factors: Sequence[float]) -> Tensor:
+def polynomial(x: Tensor, factors: Sequence[float]) -> Tensor:
     """The factor of the highest power first."""
     result = x * factors[0] + factors[1]
     for factor in factors[2:]:

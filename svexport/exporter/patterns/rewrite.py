@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import hashlib
 import importlib
@@ -19,7 +18,7 @@ import torch
 from torch import fx, nn
 
 from svexport.exporter.patterns.pattern import has_plain_gradients, is_bare
-from svexport.exporter.patterns.traced import NotTraced, Traced
+from svexport.exporter.patterns.traced import NotTraced, Traced, is_literal
 from svexport.ops._op import tracing
 
 __all__ = ["FILES", "Rewrite", "apply", "replace_nodes", "rewrite_of", "weights_of", "whole_of"]
@@ -189,7 +188,9 @@ def _forward(traced: Traced, whole: bool) -> str:
     for name in sorted(traced.reads):
         value = vars(traced.module)[name]
         if type(value) in (dict, list, set):  # which may be changed and stay the same object
-            unlike.append(f"{this}.{name} != {_literal(name, value)}")
+            if not is_literal(value):  # which cannot be compared at every call
+                raise NotTraced(f"its forward reads {name}, a {type(value).__name__} of more than plain values")
+            unlike.append(f"{this}.{name} != {value!r}")
     for argument in traced.arguments:
         name = argument.name
         kind = signature.parameters[name].kind
@@ -246,21 +247,6 @@ def _differs(given: Any, recorded: Any) -> bool:
             return any(name not in given or _differs(given[name], value) for name, value in recorded.items())
         return any(map(_differs, given, recorded))
     return isinstance(given, torch.SymInt) or given != recorded
-
-
-def _literal(name: str, value: Any) -> str:
-    """The text of a container of plain values.
-
-    Raises:
-        NotTraced: if it has others, which cannot be compared at every call.
-    """
-    text = repr(value)
-    try:
-        if ast.literal_eval(text) == value:
-            return text
-    except (ValueError, SyntaxError):
-        pass
-    raise NotTraced(f"its forward reads {name}, a {type(value).__name__} of more than plain values")
 
 
 class _Rewritten:

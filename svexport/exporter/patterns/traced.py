@@ -22,7 +22,7 @@ from svexport.tracing.arguments import rebuild
 from svexport.tracing.as_in_files import AsInFiles
 from svexport.tracing.swapped import swapped
 
-__all__ = ["Argument", "Comparison", "NotTraced", "Traced", "operand", "trace"]
+__all__ = ["Argument", "Comparison", "NotTraced", "Traced", "is_literal", "operand", "trace"]
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ class _Tracer(fx.Tracer):
         if type(value) in (list, tuple) and value and all(isinstance(t, Tensor) for t in value):
             self.arguments.append(Argument(name, len(value), tuple(t.dim() for t in value)))
             return type(value)(self._proxy(t) for t in value)
-        if _is_plain(value):
+        if is_literal(value):
             self.arguments.append(Argument(name, constant=True, value=value))
             return value
         raise NotTraced(f"expects tensors, lists of them or constants as arguments, got {name}={type(value).__name__}")
@@ -249,11 +249,11 @@ class _Tracer(fx.Tracer):
         return proxy
 
 
-def _is_plain(value: Any) -> bool:
-    """Whether a value can be written as a literal: numbers that are finite, strings, and containers of them."""
-    if type(value) in (list, tuple, dict):
+def is_literal(value: Any) -> bool:
+    """Whether Python reads what ``repr`` writes of a value: finite numbers, strings, and containers of them."""
+    if type(value) in (list, tuple, set, dict):
         held = [*value, *value.values()] if isinstance(value, dict) else value
-        return all(map(_is_plain, held))
+        return all(map(is_literal, held))
     return value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value))
 
 

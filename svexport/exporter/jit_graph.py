@@ -1,4 +1,4 @@
-"""Writing nodes into a graph of the TorchScript exporter, and what its values are known to be."""
+"""The graph of the TorchScript exporter: nodes written into it, and what its values are known to be."""
 
 from __future__ import annotations
 
@@ -11,21 +11,13 @@ from torch.onnx import symbolic_helper
 from svexport.exporter.conversions import Writer
 from svexport.symbolic._symbolic import TensorInfo
 
-__all__ = [
-    "constant_like",
-    "integers_of",
-    "is_floating",
-    "kinds_of",
-    "read",
-    "schema_of",
-    "writer_of",
-]
+__all__ = ["GraphWriter", "constant_of", "kinds_of", "read", "schema_of"]
 
 _Value = torch._C.Value
 _kinds = torch.onnx.JitScalarType
 
 
-class _TorchScriptWriter(Writer):
+class GraphWriter(Writer):
     """Writes nodes of a graph that the TorchScript exporter makes."""
 
     def __init__(self, g: Any) -> None:
@@ -33,23 +25,22 @@ class _TorchScriptWriter(Writer):
         self.opset: int = g.opset
 
     def __call__(self, op_type: str, *inputs: Any, outputs: int = 1, **attributes: Any) -> Any:
+        """The outputs of a new node."""
         typed = {f"{name}_{'f' if isinstance(value, float) else 'i'}": value for name, value in attributes.items()}
         return self._g.op(op_type, *inputs, outputs=outputs, **typed)
 
     def constant(self, tensor: Tensor) -> Any:
+        """A constant."""
         return self._g.op("Constant", value_t=tensor)
 
     def dtype(self, value: Any) -> torch.dtype | None:
+        """Of a value, where it is known."""
         kind = _kinds.from_value(value, _kinds.UNDEFINED)
         return None if kind == _kinds.UNDEFINED else kind.dtype()
 
     def rank(self, value: Any) -> int | None:
+        """Of a value, where it is known."""
         return symbolic_helper._get_tensor_rank(value)
-
-
-def writer_of(g: Any) -> Writer:
-    """Writes into a graph of the exporter."""
-    return _TorchScriptWriter(g)
 
 
 def schema_of(node: torch._C.Node) -> Any:
@@ -63,13 +54,8 @@ def schema_of(node: torch._C.Node) -> Any:
 
 def kinds_of(schema: Any) -> list[str]:
     """What each argument of an aten function is: ``"tensor"``, ``"tensors"`` or ``"constant"``."""
-    kinds = {
-        "Tensor": "tensor",
-        "Optional[Tensor]": "tensor",
-        "List[Tensor]": "tensors",
-        "List[Optional[Tensor]]": "tensors",
-    }
-    return [kinds.get(str(a.type), "constant") for a in schema.arguments]
+    types = (str(a.type) for a in schema.arguments)
+    return ["constant" if "Tensor" not in t else "tensors" if t.startswith("List") else "tensor" for t in types]
 
 
 def read(value: _Value, kind: str) -> Any:
@@ -93,16 +79,8 @@ def read(value: _Value, kind: str) -> Any:
     return TensorInfo(value, ())
 
 
-def is_floating(kind: Any) -> bool:
-    """Whether a type is known, and one of floating-point numbers."""
-    return kind != _kinds.UNDEFINED and kind.dtype().is_floating_point
-
-
-def constant_like(g: Any, number: float, kind: Any) -> _Value:
-    """A constant of no dimensions, of that type."""
-    return g.op("Constant", value_t=torch.tensor(number, dtype=kind.dtype()))
-
-
-def integers_of(value: _Value) -> list[int]:
-    """The numbers of a constant tensor."""
-    return symbolic_helper._parse_arg(value, "t").reshape(-1).tolist()
+def constant_of(value: _Value) -> Any:
+    """A number, a truth or a list of numbers; None of what is computed."""
+    found = read(value, "constant")
+    computed = any(isinstance(one, TensorInfo) for one in (found if isinstance(found, list) else [found]))
+    return None if computed else found

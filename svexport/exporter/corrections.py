@@ -1,0 +1,319 @@
+"""Conversions of the TorchScript exporter that say something else than torch, and ours in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.onnx import symbolic_helper
+
+from svexport.errors import ExportError
+from svexport.exporter.conversions import CONVERSIONS, ELEMENTWISE, TYPES, Writer
+from svexport.exporter.jit_graph import GraphWriter, constant_of, read
+from svexport.symbolic._symbolic import TensorInfo
+
+__all__ = ["CORRECTIONS"]
+
+_Value = torch._C.Value
+_Own = Callable[..., Any]
+
+# ------------------------------------------------------------------ the conversions of both exporters
+
+_COMPOSITES: dict[str, Callable[..., Any]] = {
+    "aten::argsort": lambda write, x, *dim: CONVERSIONS["aten::sort"](write, x, *dim)[1],
+    "aten::argsort.stable": lambda write, x, **given: CONVERSIONS["aten::sort.stable"](write, x, **given)[1],
+    "aten::max.other": CONVERSIONS["aten::maximum"],
+    "aten::min.other": CONVERSIONS["aten::minimum"],
+}
+"""Of functions that torch makes of others, but not while TorchScript traces."""
+
+_ALL = CONVERSIONS | _COMPOSITES
+_IN_ONE_TYPE = ELEMENTWISE | {"aten::max.other", "aten::min.other"}
+
+
+def _converted(g: Any, own: _Own, *values: _Value) -> Any:
+    """By the number of arguments, for the exporter has made tensors of numbers, of which others are overloads. Its own
+    is of values of unknown types."""
+    node, write = g.original_node, GraphWriter(g)
+    kind = write.dtype(next(node.outputs()))
+    known = (s for s in torch._C._jit_get_schemas_for_operator(node.kind()) if len(s.arguments) == len(values))
+    named = [(s, ".".join(filter(None, (s.name, s.overload_name)))) for s in known]
+    found = [(s, name) for s, name in named if name in _ALL]
+    schema, name = next((one for one in found if _takes_lists(one[0], values)), found[0] if found else (None, ""))
+    if schema is None or kind is None or write.dtype(values[0]) is None:
+        return own(g, *values)
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for argument, value in zip(schema.arguments, values, strict=True):
+        given = None if argument.name == "dtype" else read(value, "constant")  # that is of the result
+        if isinstance(given, TensorInfo) or (isinstance(given, list) and "List" not in str(argument.type)):
+            given = value
+        if value is values[0]:  # of which the type is asked
+            given = value
+        if isinstance(given, _Value) and name in _IN_ONE_TYPE and write.dtype(given) != kind:
+            given = write("Cast", given, to=TYPES[kind])
+        if argument.kwarg_only:
+            kwargs[argument.name] = given
+        else:
+            args.append(given)
+    return _ALL[name](write, *args, **kwargs)
+
+
+def _takes_lists(schema: Any, values: Sequence[_Value]) -> bool:
+    """Whether an overload has lists where numbers are given in lists (``dim=(0, 2)``)."""
+    lists = (isinstance(read(value, "constant"), list) for value in values)
+    return all("List" in str(argument.type) for argument, given in zip(schema.arguments, lists, strict=True) if given)
+
+
+# ------------------------------------------------------------------ arithmetic
+
+
+def _promoted(g: Any, own: _Own, *values: _Value) -> Any:
+    """Integers and booleans as floating-point numbers where the result is one: the exporter's own leaves them as they
+    are, or makes doubles of them and numbers (``arange(4) + 0.5``), and of the rest."""
+    write = GraphWriter(g)
+    kind = write.dtype(g.original_node.output())
+    if kind is not None and kind.is_floating_point:
+        values = (*(_floating(write, value, kind) for value in values[:2]), *values[2:])
+    return own(g, *values)
+
+
+def _floating(write: Writer, value: _Value, kind: torch.dtype) -> Any:
+    """What is of integers or booleans, as ``kind``."""
+    mine = write.dtype(value)
+    known = mine is None or mine.is_floating_point or mine.is_complex
+    return value if known else write("Cast", value, to=TYPES[kind])
+
+
+def _unary(op_type: str) -> Callable[..., Any]:
+    """A function that ONNX has, and the exporter lacks."""
+    return lambda g, own, self: _promoted(g, lambda g, self: g.op(op_type, self), self)
+
+
+def _softplus(g: Any, own: _Own, self: _Value, beta: _Value, threshold: _Value) -> Any:
+    """The exporter's own forgets the threshold."""
+    write = GraphWriter(g)
+    kind, result = write.dtype(self), own(g, self, beta, threshold)
+    if constant_of(threshold) >= 12 or kind is None:  # from there on both are the same number
+        return result
+    factor, limit = (write.constant(torch.tensor(constant_of(v), dtype=kind)) for v in (beta, threshold))
+    return write("Where", write("Greater", write("Mul", self, factor), limit), self, result)
+
+
+def _rounded(g: Any, own: _Own, self: _Value, *rest: _Value) -> Any:
+    """Integers are round."""
+    kind = GraphWriter(g).dtype(self)
+    return own(g, self, *rest) if kind is None or kind.is_floating_point else g.op("Identity", self)
+
+
+def _cumsum(g: Any, own: _Own, self: _Value, *rest: _Value) -> Any:
+    """CumSum is not for booleans."""
+    write = GraphWriter(g)
+    masks = write.dtype(self) == torch.bool
+    return own(g, write("Cast", self, to=TYPES[torch.int64]) if masks else self, *rest)
+
+
+# ------------------------------------------------------------------ layers and sets
+
+
+def _of_batches(rank: int) -> Callable[..., Any]:
+    """For one image without a batch (C, H, W) as well, which the exporter's own takes for channels of something."""
+
+    def convert(g: Any, own: _Own, self: _Value, *rest: _Value) -> Any:
+        if _rank(self) != rank - 1:
+            return own(g, self, *rest)
+        results = own(g, symbolic_helper._unsqueeze_helper(g, self, [0]), *rest)
+        if isinstance(results, _Value):
+            return symbolic_helper._squeeze_helper(g, results, [0])
+        return tuple(symbolic_helper._squeeze_helper(g, result, [0]) for result in results)
+
+    return convert
+
+
+def _unique_along(g: Any, own: _Own, self: _Value, dim: _Value, sorted: _Value, *rest: _Value) -> Any:
+    """Sorted, as torch's always is along a dimension."""
+    return own(g, self, dim, g.op("Constant", value_t=torch.tensor(True)), *rest)
+
+
+def _unique(g: Any, own: _Own, self: _Value, *rest: _Value) -> Any:
+    """Of the whole tensor, the places have its shape, which the exporter's own forgets."""
+    values, places, *counts = own(g, self, *rest)
+    return (values, g.op("Reshape", places, g.op("Shape", self)), *counts)
+
+
+def _one_hot(g: Any, own: _Own, self: _Value, num_classes: _Value) -> Any:
+    """The exporter's own writes a depth of -1 where the classes are counted in the values."""
+    if constant_of(num_classes) == -1:
+        raise ExportError(
+            "torch.nn.functional.one_hot without num_classes counts the classes in its input, so that the size of its "
+            "output is that of the given values; write one_hot(x, num_classes=...)"
+        )
+    return own(g, self, num_classes)
+
+
+# ------------------------------------------------------------------ shapes and indices
+
+_rank = symbolic_helper._get_tensor_rank
+
+
+def _listed(values: _Value) -> list[_Value]:
+    return symbolic_helper._unpack_list(values) if symbolic_helper._is_packed_list(values) else [values]
+
+
+def _repeat_interleave(g: Any, own: _Own, self: _Value, repeats: _Value, dim: _Value, output_size: _Value) -> Any:
+    """The exporter's own counts a negative dimension from the front in place, in a constant that other nodes share."""
+    if not symbolic_helper._is_none(dim) and (rank := _rank(self)):
+        dim = g.op("Constant", value_t=torch.tensor(constant_of(dim) % rank))
+    return own(g, self, repeats, dim, output_size)
+
+
+def _permute(g: Any, own: _Own, self: _Value, dims: _Value) -> Any:
+    """The exporter's own writes negative dimensions, which ONNX does not have."""
+    axes = constant_of(dims)
+    order = [axis % len(axes) for axis in axes]
+    return self if order == sorted(order) else g.op("Transpose", self, perm_i=order)
+
+
+def _index(g: Any, own: _Own, self: _Value, indices: _Value) -> Any:
+    """The exporter's own makes one index of several, and a wrong one where any of them is negative."""
+    values = _listed(indices)
+    if sum(not symbolic_helper._is_none(value) for value in values) > 1:
+        counted = [_from_the_front(g, self, axis, value) for axis, value in enumerate(values)]
+        indices = g.op("prim::ListConstruct", *counted)
+    return own(g, self, indices)
+
+
+def _from_the_front(g: Any, self: _Value, axis: int, index: _Value) -> _Value:
+    write = GraphWriter(g)
+    if symbolic_helper._is_none(index) or write.dtype(index) in (torch.bool, torch.uint8):
+        return index
+    size = symbolic_helper._get_tensor_dim_size(self, axis)
+    place = write.constant(torch.tensor(axis if size is None else size))
+    length = place if size is not None else write("Gather", write("Shape", self), place)
+    if write.dtype(index) != torch.int64:
+        index = write("Cast", index, to=TYPES[torch.int64])
+    negative = write("Less", index, write.constant(torch.tensor(0)))
+    return write("Where", negative, write("Add", index, length), index)
+
+
+def _index_put(g: Any, own: _Own, self: _Value, indices: _Value, values: _Value, accumulate: _Value) -> Any:
+    """The exporter keeps a dimension of size 1 for each that a number takes away (``x[i, 0] = y``), and reshapes."""
+    given = _listed(indices)
+    if not given:  # what ``x.copy_(values)`` becomes
+        return _copy(g, own, self, values, accumulate)
+    if len(given) > 1:
+        given = [_places(g, value) for value in given]
+        indices = g.op("prim::ListConstruct", *given)
+    ranks = [r for r in map(_rank, (self, values, *given)) if r is not None]
+    if len(ranks) == len(given) + 2:
+        whole, count, *each = ranks
+        rank = max(each)
+        single = [rank - r for r, value in zip(each, given, strict=True) if r and _numbers_of(value) == 1]
+        if single and count == rank + whole - len(given) - len(single):
+            inner = _unexpanded(values)
+            if inner is not values and _rank(inner) == count:
+                values = inner
+            values = symbolic_helper._unsqueeze_helper(g, values, sorted(single))
+        elif not single:
+            values = _unexpanded(values)
+    return own(g, self, indices, values, accumulate)
+
+
+def _unexpanded(values: _Value) -> _Value:
+    """Without the Expands to the size of a slice: they have the numbers of the trace, and are done where needed."""
+    while values.node().kind() == "onnx::Expand":
+        values = next(values.node().inputs())
+    return values
+
+
+def _places(g: Any, index: _Value) -> _Value:
+    """The places of a mask, which the exporter has given dimensions of size 1 as if it were indices."""
+    node = index.node()
+    if GraphWriter(g).dtype(index) != torch.bool or node.kind() != "onnx::Reshape":
+        return index
+    mask, shape = node.inputs()
+    if _rank(mask) != 1:
+        return index
+    places = g.op("Reshape", g.op("NonZero", mask), shape)
+    sizes = [None] + [1] * ((_rank(index) or 1) - 1)
+    places.setType(torch._C.TensorType.create_from_tensor(torch.empty(0, dtype=torch.int64)).with_sizes(sizes))
+    return places
+
+
+def _numbers_of(value: _Value) -> int | None:
+    constant = value.node().kind() == "onnx::Constant"
+    return torch.as_tensor(symbolic_helper._node_get(value.node(), "value")).numel() if constant else None
+
+
+def _repeat(g: Any, own: _Own, self: _Value, repeats: _Value) -> Any:
+    """The exporter's own forgets the sizes that stay as they are beside one that is repeated dynamically often."""
+    result, rank = own(g, self, repeats), _rank(self)
+    if rank is None or not symbolic_helper._is_packed_list(repeats):
+        return result
+    times = list(map(constant_of, _listed(repeats)))
+    sizes = [1] * (len(times) - rank) + [symbolic_helper._get_tensor_dim_size(self, axis) for axis in range(rank)]
+    known = [n * s if isinstance(n, int) and s is not None else None for n, s in zip(times, sizes, strict=True)]
+    result.setType(self.type().with_sizes(known))
+    return result
+
+
+def _expand(g: Any, own: _Own, self: _Value, size: _Value, implicit: _Value) -> Any:
+    """The exporter's own finds out in the file which sizes are -1, six nodes long, and no shape is known after them."""
+    if (known := constant_of(size)) is not None:
+        return g.op("Expand", self, g.op("Constant", value_t=torch.tensor(known, dtype=torch.int64).abs()))
+    if not symbolic_helper._is_packed_list(size):
+        return own(g, self, size, implicit)
+    parts: list[_Value] = []
+    for one in _listed(size):
+        number = constant_of(one)
+        if number is not None:
+            parts.append(g.op("Constant", value_t=torch.tensor(number).reshape(1).abs()))  # 1 leaves a size, too
+        else:
+            parts.append(one if _rank(one) == 1 else symbolic_helper._unsqueeze_helper(g, one, [0]))
+    return g.op("Expand", self, g.op("Concat", *parts, axis_i=0))
+
+
+def _copy(g: Any, own: _Own, self: _Value, values: _Value, non_blocking: _Value) -> Any:
+    """What ``x.copy_(values)`` becomes, which the exporter lacks."""
+    write = GraphWriter(g)
+    kind = write.dtype(self)
+    if kind not in (None, write.dtype(values)):
+        values = write("Cast", values, to=TYPES[kind])
+    sizes = [symbolic_helper._get_tensor_sizes(v) for v in (self, values)]
+    if sizes[0] is not None and None not in sizes[0] and sizes[0] == sizes[1]:
+        return g.op("Identity", values)
+    expanded = g.op("Expand", values, g.op("Shape", self))
+    expanded.setType(self.type())
+    return expanded
+
+
+_OF_FLOATS = (
+    *("acos", "add", "asin", "atan", "cos", "erf", "exp", "fmod", "log", "log1p", "log2", "mul", "outer", "reciprocal"),
+    *("rsqrt", "rsub", "sigmoid", "sin", "sqrt", "sub", "tan", "tanh"),
+)
+_POOLS = ("adaptive_avg_pool{}d", "adaptive_max_pool{}d", "avg_pool{}d", "max_pool{}d_with_indices")
+
+CORRECTIONS: dict[str, Callable[..., Any]] = {
+    **{name.partition(".")[0]: _converted for name in _ALL},
+    **{f"aten::{name}": _promoted for name in _OF_FLOATS},
+    **{f"aten::{name}": _rounded for name in ("ceil", "floor", "round")},
+    **{f"aten::{name}": _unary(name.capitalize()) for name in ("acosh", "asinh", "atanh", "cosh", "sinh")},
+    **{f"aten::{pool.format(axes)}": _of_batches(axes + 2) for axes in (1, 2, 3) for pool in _POOLS},
+    **{f"aten::max_pool{axes}d": _of_batches(axes + 2) for axes in (1, 3)},  # of two it is an op of ours
+    "aten::_unique2": _unique,
+    "aten::copy": _copy,
+    "aten::cumsum": _cumsum,
+    "aten::expand": _expand,
+    "aten::index": _index,
+    "aten::index_put": _index_put,
+    "aten::one_hot": _one_hot,
+    "aten::permute": _permute,
+    "aten::pixel_shuffle": _of_batches(4),
+    "aten::pixel_unshuffle": _of_batches(4),
+    "aten::repeat": _repeat,
+    "aten::repeat_interleave": _repeat_interleave,
+    "aten::softplus": _softplus,
+    "aten::unique_dim": _unique_along,
+}
+"""Of an aten function: its conversion, which is given the exporter's own."""
