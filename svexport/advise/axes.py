@@ -34,13 +34,14 @@ class Inserted:
 
 def inserted(scope: Scope, node: ast.expr) -> Inserted:
     """Axes of size 1 that ``node`` has by ``unsqueeze``, ``None`` or ``view``, as far as that is certain."""
+    told = _told_rank(scope, node)
     node = scope.value_of(node)
     call = scope.call(node)
     if call is not None and call.name == "unsqueeze":
         axis = integer(call.get(0, "dim"))
         before = inserted(scope, call.input)
         if axis is None:
-            return Inserted()
+            return Inserted(rank=told)
         # Axes on the side that is counted from keep their place only in front of the new one.
         kept = {a for a in before.axes if (a >= 0) == (axis >= 0) and (a < axis if axis >= 0 else a > axis)}
         return Inserted(frozenset({axis, *kept}), before.rank + 1 if before.rank is not None else None)
@@ -52,11 +53,31 @@ def inserted(scope: Scope, node: ast.expr) -> Inserted:
             return Inserted()
         return Inserted(frozenset(i for i, size in enumerate(sizes) if integer(size) == 1), len(sizes))
     if isinstance(node, ast.Subscript):
-        return _by_none(node.slice)
-    return Inserted()
+        return _by_none(node.slice, inserted(scope, node.value).rank)
+    return Inserted(rank=told)
 
 
-def _by_none(index: ast.expr) -> Inserted:
+def _told_rank(scope: Scope, node: ast.expr) -> int | None:
+    """The rank of a name that means one tensor, by ``n, c, h, w = x.shape``."""
+    if not isinstance(node, ast.Name) or len(scope.bindings.get(node.id, [])) > 1:
+        return None
+    bound = scope.bindings.get(node.id)
+    if bound and any(p.arg == node.id for p in scope.function.parameters):
+        return None  # before, it is another one perhaps
+    for use in scope.uses.get(node.id, []):
+        of = scope.parent(use)
+        whole = of if isinstance(of, ast.Attribute) and of.attr == "shape" else scope.parent(of)
+        called = isinstance(whole, ast.Call) and isinstance(of, ast.Attribute) and of.attr == "size" and not whole.args
+        unpacked = scope.parent(whole)
+        if (whole is of or called) and isinstance(unpacked, ast.Assign) and unpacked.value is whole:
+            (target, *_) = unpacked.targets
+            if isinstance(target, ast.Tuple) and not any(isinstance(part, ast.Starred) for part in target.elts):
+                return len(target.elts)
+    return None
+
+
+def _by_none(index: ast.expr, rank: int | None) -> Inserted:
+    """Of a tensor of so many axes, if that is known."""
     items = index.elts if isinstance(index, ast.Tuple) else [index]
     ellipses = [i for i, item in enumerate(items) if isinstance(item, ast.Constant) and item.value is Ellipsis]
     split = ellipses[0] if ellipses else len(items)
@@ -70,7 +91,9 @@ def _by_none(index: ast.expr) -> Inserted:
             return Inserted()  # integers take axes away
     # Who writes the last axis out as ``:`` has written them all.
     complete = not ellipses and len(items) > 1 and is_whole(items[-1])
-    return Inserted(frozenset(axes), len(items) if complete else None)
+    if complete:
+        return Inserted(frozenset(axes), len(items))
+    return Inserted(frozenset(axes), None if rank is None else rank + len(axes))
 
 
 def is_whole(item: ast.AST) -> bool:

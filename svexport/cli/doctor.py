@@ -77,15 +77,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> Outcome:
     apart = _Apart(APART)
     python = Check("Python", "ok", f"{platform.python_version()}, {sys.executable}", "everything", required=True)
-    core = [_package(name, enables, name, required=True) for name, enables in CORE.items() if name not in APART]
+    core = {name: _package(name, enables, name, required=True) for name, enables in CORE.items() if name not in APART}
     small = [_package(name, "everything", name, required=True) for name in SMALL]
     exporter = _exporter("TorchScript exporter", 11, "models that torch.export refuses")  # half the time of the other
     gpu = _gpu()
     versions = apart.versions()
-    core.insert(2, _package("onnxscript", CORE["onnxscript"], "onnxscript", required=True, versions=versions))
+    for name in CORE.keys() - core.keys():
+        core[name] = _package(name, CORE[name], name, required=True, versions=versions)
     checks = [
         python,
-        *core,
+        *(core[name] for name in CORE),
         *(check for check in small if check.state != "ok"),
         exporter,
         *([_exporter("dynamo exporter", 18, "all other models")] if options.thorough else []),

@@ -56,6 +56,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--simplify", action="store_true", help="fold constants, share equal nodes and remove Transposes that cancel"
     )
     parser.add_argument(
+        "--weights-as",
+        choices=("inputs", "attributes"),
+        default="inputs",
+        help="how the weights of a node that has many (the transformer decoder) travel; a TensorRT plugin is created "
+        "with its attributes, but given its inputs in every inference (default: inputs)",
+    )
+    parser.add_argument(
         "--verify",
         choices=("default", "quick", "thorough"),
         default="default",
@@ -105,6 +112,7 @@ def run(options: argparse.Namespace) -> Outcome:
             input_names=options.input_names,
             output_names=options.output_names,
             simplify=options.simplify,
+            weights=options.weights_as,
             verify=False if options.no_verify else options.verify,
             freeze=options.freeze,
             keep="auto" if options.keep == ["auto"] else options.keep or None,

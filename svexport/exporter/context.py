@@ -36,7 +36,7 @@ from svexport.exporter.doubles import DOUBLES
 from svexport.exporter.exact import EXACT, exact_embeddings, shapes_of_losses
 from svexport.exporter.opsets import FIRST_DYNAMO_OPSET
 from svexport.exporter.program import decompose_nodes, promote
-from svexport.exporter.spared import spared
+from svexport.exporter.spared import rules_where_they_may_match, spared
 from svexport.ops._op import OPS
 from svexport.tracing.arguments import FlatModel
 from svexport.tracing.quantizers import FullRanges, shapes_known
@@ -54,7 +54,7 @@ def tracing(model: FlatModel, tensors: Sequence[Tensor], dynamic: bool) -> Itera
         _without_collections(),
         spared(),
         _constants_kept(),
-        _rules_by_type(),
+        rules_where_they_may_match(),  # last, so that it is asked first
         _constants_as_they_are(),
         _registry_read_once(),
         _composites_collected_once(),
@@ -117,24 +117,6 @@ def _without_collections() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-@contextmanager
-def _rules_by_type() -> Iterator[None]:
-    """Has onnxscript's optimizer try rules on nodes of the type alone with which their patterns end, not on all."""
-    from onnxscript.rewriter._rewrite_rule import RewriteRule
-
-    own = RewriteRule.try_rewrite
-    types: dict[Any, str | None] = {}  # by rule; none of a rule for all of them
-
-    def try_rewrite(self: Any, model: Any, graph: Any, node: Any, **options: Any) -> Any:
-        if self not in types:
-            last = self._target_pattern.output_nodes[0].op_identifier()
-            types[self] = last[1] if last else None
-        return own(self, model, graph, node, **options) if types[self] in (None, node.op_type) else None
-
-    with swapped(RewriteRule, try_rewrite=try_rewrite):
-        yield
 
 
 @contextmanager

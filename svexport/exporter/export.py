@@ -43,7 +43,7 @@ from svexport.tensorrt.support.target import Target
 from svexport.tracing.arguments import FlatModel, bind, eval_mode, given_arguments, in_type, leaves, unique, unwrapped
 from svexport.tracing.quantizers import frozen
 from svexport.tracing.sizes import Size
-from svexport.tracing.source import is_library, is_own
+from svexport.tracing.source import is_library, is_own, shown_path
 from svexport.tracing.state import State, unchanged
 
 __all__ = ["export"]
@@ -133,7 +133,8 @@ def export(
         atol: absolute tolerance of verification; default: 1e-4, of half models what their type can resolve, times the
             largest number of the output where that is below 1; more, up to that, where torch's own rounding is. Where
             both are the default, nor half types or quantizers take part, ten times torch's own rounding, of what
-            differs by more than 2**-17 of that number.
+            differs by more than 2**-17 of that number, or on inputs like the given ones by more than that rounding was
+            there (2**-14 of it at most).
         freeze: names of inputs that become constants of the file, with the values in ``args``; the report's notes and
             the file's ``doc_string`` say so.
         keep: with a half ``dtype``, what stays float32: names of modules, or patterns of them (``"head.*"``), with all
@@ -152,7 +153,7 @@ def export(
         VerificationError: the file differs from torch. No file is written, an older one of that name stays as it was.
     """
     started = time.perf_counter()
-    _check_options(model, opset, dtype, weights, freeze, keep, plugins)
+    _check_options(model, opset, dtype, simplify, weights, freeze, keep, plugins)
     check_tolerances(rtol, atol)
     kind, platform = _kind(verify), _platform(target, opset)
     arguments, model = given_arguments(model, args), unwrapped(model)
@@ -297,6 +298,7 @@ def _check_options(
     model: Any,
     opset: Any,
     dtype: torch.dtype | None,
+    simplify: Any,
     weights: str,
     freeze: Collection[str],
     keep: Collection[str] | str | None,
@@ -311,6 +313,8 @@ def _check_options(
         )
     if dtype not in (None, torch.float32, torch.float16, torch.bfloat16, torch.float64):
         raise ExportError(f"dtype must be a floating-point torch.dtype or None, got {dtype!r}")
+    if not isinstance(simplify, bool):
+        raise ExportError(f"simplify must be True or False, got {simplify!r}")
     if isinstance(freeze, str):
         raise ExportError(f"freeze expects a list of input names, got {freeze!r}; give freeze=[{freeze!r}]")
     if weights not in WEIGHTS:
@@ -429,7 +433,7 @@ def _collected_warnings(notes: list[str]) -> Iterator[None]:
             filename, lineno = frame.f_code.co_filename, frame.f_lineno
         if issubclass(category, torch.jit.TracerWarning) and not is_library(filename):
             first = str(message).split(". ")[0].split("\n")[0]
-            found[f"{os.path.relpath(filename)}:{lineno}: {first}"] = None
+            found[f"{shown_path(filename)}:{lineno}: {first}"] = None
 
     with warnings.catch_warnings():
         warnings.simplefilter("always")

@@ -131,6 +131,11 @@ class Rounding:
             pass
         return own
 
+    def relative(self, names: Sequence[str]) -> dict[str, float]:
+        """The same by name, over the largest number of the output, as far as it was looked for."""
+        own = {name: (self._own(index), _scale(self._expected[index])) for index, name in enumerate(names)}
+        return {name: gap / scale for name, (gap, scale) in own.items() if gap is not None and scale}
+
     def _own(self, index: int) -> float | None:
         """By what is known so far."""
         gap, expected = self.gaps[index], self._expected[index]

@@ -20,7 +20,7 @@ from torch.fx import proxy
 
 from svexport.tracing.swapped import swapped
 
-__all__ = ["spared"]
+__all__ = ["rules_where_they_may_match", "spared"]
 
 
 @contextmanager
@@ -136,6 +136,48 @@ def _types_inferred_where_missing() -> Iterator[None]:
             own(self, node)
 
     with swapped(FoldConstantsPass, _do_inference=infer):
+        yield
+
+
+@contextmanager
+def rules_where_they_may_match() -> Iterator[None]:
+    """Has onnxscript's optimizer try rules on nodes alone that have the types, and the inputs of types, of their
+    patterns: it tries each on all, and most of its time goes by finding that out at length."""
+    from onnxscript.rewriter import _pattern_ir
+    from onnxscript.rewriter._rewrite_rule import RewriteRule
+
+    own = RewriteRule.try_rewrite
+    patterns: dict[
+        Any, tuple[str | None, Any]
+    ] = {}  # by rule, with the type of node, or none of a rule for all of them
+
+    def may_match(pattern: Any, node: Any) -> bool:
+        last = pattern.op_identifier()
+        if last is not None and last[1] != node.op_type:
+            return False
+        if len(node.inputs) > len(pattern.inputs) and not pattern.allow_other_inputs:
+            return False
+        for index, wanted in enumerate(pattern.inputs):
+            value = node.inputs[index] if index < len(node.inputs) else None
+            if isinstance(wanted, _pattern_ir.NodeOutputPattern):
+                made = None if value is None else value.producer()
+                if made is None or not may_match(wanted.producer(), made):
+                    return False
+            elif isinstance(wanted, _pattern_ir.Constant) and (value is None or value.const_value is None):
+                return False
+        return True
+
+    def try_rewrite(self: Any, model: Any, graph: Any, node: Any, **options: Any) -> Any:
+        if self not in patterns:
+            pattern = self._target_pattern.output_nodes[0]
+            last = pattern.op_identifier()
+            patterns[self] = (last[1] if last else None), pattern
+        kind, pattern = patterns[self]
+        if kind not in (None, node.op_type) or not may_match(pattern, node):
+            return None
+        return own(self, model, graph, node, **options)
+
+    with swapped(RewriteRule, try_rewrite=try_rewrite):
         yield
 
 

@@ -32,6 +32,7 @@ from svexport.exporter.empty import compare_empty
 from svexport.exporter.finish import Signature
 from svexport.exporter.followed import Sizes
 from svexport.exporter.inputs import FAR, FIRST, KINDS, NEXT, NOTHING, Resized, far, of_kind, random
+from svexport.exporter.memory import kept_memory
 from svexport.exporter.rounding import Rounding, Tolerances
 from svexport.exporter.sizes_of_file import SizesOfFile
 from svexport.exporter.values import Unproven, refuse_unfollowed, refuse_valueless, refuse_values, user_numbers
@@ -68,6 +69,7 @@ class _NotFinite(Exception):
     """Inputs of which a model makes no numbers."""
 
 
+@kept_memory()
 def verify(
     model: nn.Module,
     path: Path,
@@ -163,10 +165,10 @@ class Verification:
         self._compared: dict[str, Way] = {}
         self._agreed: dict[str, None] = {}
         self._far: dict[str, tuple[Tensor, ...]] = {}  # what torch made of far inputs
+        self._seen: Mapping[str, float] = {}  # torch's own rounding on the given inputs, as far as it was looked for
         self._failing: dict[str, tuple[list[Tensor], list[Tensor]]] = {}  # inputs and what the file made of them
         self._infinite: dict[Parity, tuple[int, int]] = {}  # how many elements of torch's result and of the file's
-        self._random = False  # whether forward draws random numbers
-        self._sized = False  # whether there was a run with other sizes
+        self._random = self._sized = False  # whether forward draws random numbers, and some run had other sizes
 
     def compare(self, quick: bool, guarded: Guards) -> None:
         for alternatives in self._runs(quick, guarded):
@@ -453,7 +455,9 @@ class Verification:
         with self.as_files:
             if all(p.ok for p in found):
                 if self.held_to.fine and self._closely(run):
-                    hold_closely(found, rounding, pairs)
+                    hold_closely(found, rounding, pairs, {} if _is_far(run) else self._seen)
+                    if run == "given":
+                        self._seen = rounding.relative(self.output_names)
             else:
                 if self._ways[run].calls(ROUNDING):
                     allow_steps(found, self._copies, inputs, pairs, self.notes)
@@ -492,18 +496,14 @@ class Verification:
         if not failed:
             return
         worst = failed[0]
-        kept = ""
-        if changed := self.state.changed():
-            kept = (
-                f"  forward changes {', '.join(changed)} of the model, which a file cannot: pass and return it "
-                "instead.\n"
-            )
+        changed = ", ".join(self.state.changed())
+        kept = f"  forward changes {changed} of the model, which a file cannot: pass and return it instead.\n"
         raise VerificationError(
             f"the exported file does not compute what torch computes: output {worst.name!r} differs by up to "
             f"{worst.max_abs:.3g} (relative {worst.max_rel:.3g}, cosine {worst.cosine:.6f}) on {worst.run} inputs, "
             f"{worst.mismatched} elements outside rtol={worst.rtol:g}, atol={worst.atol:.3g}; "
             f"{len(failed)} of {len(self.results)} comparisons fail. No file was written.\n"
-            f"{kept}{self._causes(worst.run, self._usual(worst))}"
+            f"{kept if changed else ''}{self._causes(worst.run, self._usual(worst))}"
             f"{ANYWAY}; svexport.compare(..., layers=True) then shows the first layer that differs",
             failed,
         )

@@ -568,7 +568,7 @@ def _session(
 ) -> Any:
     options = onnxruntime.SessionOptions()
     if threads is not None:
-        options.intra_op_num_threads = threads
+        options.intra_op_num_threads, options.enable_mem_pattern = threads, False  # which takes memory anew in run two
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = _FATAL
     options.use_deterministic_compute = True

@@ -22,7 +22,7 @@ from torch import nn
 
 __all__ = [
     *("around", "caller", "definition", "is_library", "is_own", "is_standard", "near", "numbers_of_users"),
-    *("raising_line", "shown_line", "user_frame", "user_line"),
+    *("raising_line", "shown_line", "shown_path", "user_frame", "user_line"),
 ]
 
 # "path(12): forward" in traced graphs; 'File "path", line 12, in forward' in torch.export and scripted code.
@@ -62,7 +62,7 @@ def caller(frame: FrameType) -> FrameType:
 def user_frame(trace: str) -> str:
     """The innermost frame of a stack trace outside torch and svexport: ``model.py:12 in forward: z = einsum(...)``.
 
-    Empty where the trace names none. Paths below the working directory are relative to it.
+    Empty where the trace names none. Paths are as :func:`shown_path` has them.
     """
     frames = []
     innermost_first = True
@@ -82,7 +82,7 @@ def user_frame(trace: str) -> str:
 def shown_line(path: str, number: int, function: str | None) -> str:
     """A line of source as errors name it: ``model.py:12 in forward: z = einsum(...)``."""
     code = linecache.getline(path, number).strip()
-    return f"{_shown(path)}:{number}" + (f" in {function}" if function else "") + (f": {code}" if code else "")
+    return f"{shown_path(path)}:{number}" + (f" in {function}" if function else "") + (f": {code}" if code else "")
 
 
 def user_line(frame: FrameType | None, outside: CodeType) -> tuple[str, int, str] | None:
@@ -160,11 +160,24 @@ MOST_HELD = 64
 def definition(kind: type) -> str:
     """Where a class is defined: ``model.py:12``, or its module where that has no source."""
     try:
-        return f"{_shown(inspect.getsourcefile(kind) or '')}:{inspect.getsourcelines(kind)[1]}"
+        return f"{shown_path(inspect.getsourcefile(kind) or '')}:{inspect.getsourcelines(kind)[1]}"
     except (OSError, TypeError):
         return kind.__module__
 
 
-def _shown(path: str) -> str:
+def shown_path(path: str) -> str:
+    """A source file as reports and files name it, wherever it is installed.
+
+    Relative to the working directory where it is below, and else, or where it is an installed package's, to the folder
+    its package is in: ``torchvision/models/resnet.py``.
+    """
+    installed = path.replace(os.sep, "/").rpartition("-packages/")[2]
+    if installed != path.replace(os.sep, "/"):
+        return installed
     relative = os.path.relpath(path)
-    return path if relative.startswith("..") else relative
+    if not relative.startswith(".."):
+        return relative
+    folder = Path(path).parent
+    while (folder / "__init__.py").is_file():
+        folder = folder.parent
+    return str(Path(path).relative_to(folder))

@@ -10,6 +10,7 @@ from pathlib import Path
 import onnx
 import pytest
 
+import svexport
 from svexport.graph.nodes import svexport_nodes
 from svexport.graph.walk import opset_of
 
@@ -50,6 +51,15 @@ def test_export_with_everything(run, project):
     assert page.startswith("<!DOCTYPE html>")
     assert "Verified: 1 output" in page
     assert opset_of(onnx.load("net.onnx")) == 13
+
+
+@pytest.mark.parametrize("way", ["inputs", "attributes"])
+def test_weights_as(run, project, monkeypatch, way):
+    """What the command line says is what :func:`svexport.export` is told."""
+    told = {}
+    monkeypatch.setattr(svexport, "export", lambda *_, **options: told.update(options))
+    run("export", "nets:Ready", "--weights-as", way)
+    assert told["weights"] == way
 
 
 def test_names_of_the_file(run, project):

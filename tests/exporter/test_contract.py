@@ -239,6 +239,7 @@ def test_unsupported_opset(opset, tmp_path) -> None:
         (X, {"rtol": -1}, "rtol and atol must be finite and 0 or more, got -1"),
         (X, {"rtol": float("inf")}, "finite and 0 or more, got inf"),
         (X, {"atol": float("nan")}, "0 or more, got None and nan"),  # with which nothing would ever differ
+        (X, {"simplify": "yes"}, "simplify must be True or False, got 'yes'"),
         (X, {"output_names": ["x"]}, r"expects 1 different names \(output .*\) that no input has, got \['x'\]"),
         (X, {"output_names": [""]}, "output_names expects 1 different names"),
         (X, {"dtype": torch.bfloat16}, "bfloat16 needs opset 13 or later, got opset=11"),

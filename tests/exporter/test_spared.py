@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import typing
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
+from onnxscript import rewriter
 from torch import Tensor, fx, nn
 from torch.fx import proxy
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from svexport.exporter.spared import spared
+from svexport.exporter.spared import rules_where_they_may_match, spared
 
 
 class Model(nn.Module):
@@ -118,3 +121,39 @@ def test_types_that_are_known_are_not_inferred_again() -> None:
             fold_constants(model, onnx_shape_inference=True)
         shapes.append([(node.outputs[0].dtype, str(node.outputs[0].shape)) for node in model.graph])
     assert shapes[0] == shapes[1] == [(ir.DataType.FLOAT, "[2,3]")] * 4
+
+
+def test_rules_find_what_they_would_find() -> None:
+    """Of nodes in no order of a model's: as many rules match, and the same, where all are tried on all."""
+    generator = random.Random()
+    x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([2, 4]))
+    half, twice = (ir.tensor(np.array(n, np.float32), name=str(n)) for n in (0.5, 2.0))
+    given = [ir.Value(name=t.name, const_value=t, type=x.type, shape=ir.Shape([])) for t in (half, twice)]
+    perm = {"perm": [1, 0]}
+    made = [x]
+    for _ in range(120):
+        kind = generator.choice(["Transpose", "Mul", "Add", "Cast", "Relu", "MatMul", "Identity", "Sigmoid"])
+        inputs = [generator.choice(made[-3:])]
+        if kind in ("Mul", "Add", "MatMul"):
+            inputs.insert(generator.randrange(2), generator.choice([*made[-2:], *given]))
+        options = {"Transpose": perm, "Cast": {"to": 1}}.get(kind, {})
+        made.append(ir.node(kind, inputs, options).outputs[0])
+        made[-1].name, made[-1].type = f"v{len(made)}", x.type
+    nodes = [value.producer() for value in made[1:]]
+    graph = ir.Graph([x], made[-1:], nodes=nodes, initializers=given, opset_imports={"": 18})
+    model = ir.Model(graph, ir_version=10)
+
+    def matched() -> list[tuple[str | None, str | None]]:
+        rules = rewriter._DEFAULT_REWRITE_RULES
+        rules = rules.rules if hasattr(rules, "rules") else rules
+        return [
+            (str(rule), node.outputs[0].name)
+            for node in nodes
+            for rule in rules
+            if rule.try_rewrite(model, graph, node) is not None
+        ]
+
+    theirs = matched()
+    assert theirs
+    with rules_where_they_may_match():
+        assert matched() == theirs

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from svexport.advise.functions import Reach
+from svexport.advise.kinds import Kind, integer
 from svexport.advise.rule import Found, Rule, Scope
 
 __all__ = ["RULE"]
@@ -31,10 +32,32 @@ def _ends_early(scope: Scope, node: ast.AST) -> bool:
     """Whether the loop ends by what is computed in it: there is no time before it at which all values are known."""
     for child, parent in scope.function.above(node):
         if isinstance(parent, ast.While):
-            return True
+            return not _counts(scope, parent)
         if isinstance(parent, ast.For) and child in parent.body:
             return any(isinstance(n, ast.Break) for n in ast.walk(parent))
     return False
+
+
+def _counts(scope: Scope, loop: ast.While) -> bool:
+    """Whether a loop ends by a counter alone: ``while i < 8: ...; i += 1``, and no ``break``."""
+    test = loop.test
+    if any(isinstance(n, (ast.Break, ast.Return)) for n in ast.walk(loop)):
+        return False
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1 or not isinstance(test.left, ast.Name):
+        return False
+    inside = set(ast.walk(loop))
+    steps = [b.statement for b in scope.bindings.get(test.left.id, []) if b.statement in inside]
+    steady = all(isinstance(s, ast.AugAssign) and integer(s.value) is not None for s in steps)
+    (limit,) = test.comparators
+    names = {n.id for n in ast.walk(limit) if isinstance(n, ast.Name)}
+    moved = any(b.statement in inside for name in names for b in scope.bindings.get(name, []))
+    calls = any(isinstance(n, ast.Call) and not _is_count(scope, n) for n in ast.walk(limit))
+    return bool(steps) and steady and not moved and not calls
+
+
+def _is_count(scope: Scope, node: ast.Call) -> bool:
+    """Whether a call is ``len(...)`` or ``x.size(0)``, of which nothing is waited for."""
+    return scope.file.qualified(node.func) == "len" or scope.kind(node) is Kind.SIZE
 
 
 def _is_on_cpu(scope: Scope, node: ast.expr) -> bool:

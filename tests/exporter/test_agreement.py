@@ -1,0 +1,77 @@
+"""What the file's results are held to, by torch's own rounding."""
+
+from __future__ import annotations
+
+import platform
+import resource
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from svexport.exporter.agreement import CLOSE, SEEN, held, hold_closely
+from svexport.exporter.memory import kept_memory
+from svexport.exporter.rounding import Rounding, Tolerances
+from svexport.tracing.quantizers import Copies
+
+
+class Counted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        self.calls += 1
+        return (x.sin(),)
+
+
+@pytest.mark.parametrize(
+    ("off", "seen", "measured"),
+    [
+        (0.9 * CLOSE, 0.0, False),
+        (3 * CLOSE, 0.0, True),
+        (3 * CLOSE, 4 * CLOSE, False),
+        (3 * CLOSE, 2 * CLOSE, True),
+        (1.5 * SEEN, 2 * SEEN, True),  # however much torch was seen to differ
+    ],
+)
+def test_rounding_is_measured_where_it_was_not_seen(off: float, seen: float, measured: bool) -> None:
+    model, x = Counted(), torch.rand(37)
+    (expected,) = model(x)
+    actual = expected.clone()
+    actual[5] += off * expected.abs().max()
+    model.calls = 0
+    pairs = [("y", expected, actual)]
+    found = [held("y", expected, actual, "random", Tolerances.of(None, None, set()))]
+    assert found[0].ok
+    rounding = Rounding(model, [x], [expected], Copies(model, changes=False, random=False))
+    hold_closely(found, rounding, pairs, {"y": seen})
+    assert bool(model.calls or rounding.gaps[0] is not None) == measured
+    assert found[0].ok != measured  # ten times its rounding is less than each of these
+
+
+def test_rounding_relative_to_an_output() -> None:
+    model, x = Counted(), torch.rand(37)
+    (expected,) = model(x)
+    rounding = Rounding(model, [x], [expected], Copies(model, changes=False, random=False))
+    assert rounding.relative(["y"]) == {}  # nothing was looked for
+    (own,) = rounding.measured()
+    assert rounding.relative(["y"]) == {"y": pytest.approx(own / float(expected.abs().max()))}
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+def test_memory_is_used_again() -> None:
+    def faults() -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        torch.ones(2**24)  # 64 MiB: 16,384 pages, unless they are large
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    def resident() -> int:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1])
+
+    before = resident()
+    with kept_memory(), kept_memory():
+        first, second = faults(), faults()
+    assert second * 10 < first
+    assert resident() < before + 8000  # given back
