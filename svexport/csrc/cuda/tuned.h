@@ -21,11 +21,9 @@ inline int32_t table_of(const char* name) {
 // Sets the figures that a table has of an op.
 template <class Figures>
 void read_table(int table, const char* op, Figures& figures) {
-  figures.each([&](const char* prefix, const char* name, auto& values) {
-    const size_t length = std::strlen(prefix);
+  figures.each([&](const char* name, auto& values) {
     for (const Tuned& row : kTuned) {
-      if (row.table != table || std::strcmp(row.op, op) != 0) continue;
-      if (std::strncmp(row.name, prefix, length) != 0 || std::strcmp(row.name + length, name) != 0) continue;
+      if (row.table != table || std::strcmp(row.op, op) != 0 || std::strcmp(row.name, name) != 0) continue;
       for (size_t i = 0; i < sizeof(values) / sizeof(*values); ++i) values[i] = row.values[i];
     }
   });
