@@ -68,7 +68,7 @@ def _definition(op: Op) -> list[str]:
         *members,
         *_weights(op),
         "",
-        *(f"  SVEXPORT_EACH({names})" if names else "  template <class Visitor>\n  void each(Visitor&&) {}").split("\n"),
+        *(["  template <class Visitor>", "  void each(Visitor&&) {}"] if not names else [f"  SVEXPORT_EACH({names})"]),
         "};",
         "",
     ]
