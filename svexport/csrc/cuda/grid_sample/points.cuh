@@ -89,6 +89,8 @@ __global__ void __launch_bounds__(kThreads, W == 1 || sizeof(F) == 1 ? 1 : TAPS 
 #pragma unroll
       for (int u = 0; u < U; ++u) {
         const int of = c - ((U - u) * W << shift);
+        const bool whole = !CODES || W == 1 || of + W <= last;
+        T* to = target;
 #pragma unroll
         for (int k = 0; k < W; k += V) {
           Vec<T, V> v;
@@ -96,11 +98,14 @@ __global__ void __launch_bounds__(kThreads, W == 1 || sizeof(F) == 1 ? 1 : TAPS 
           for (int i = 0; i < V; ++i) v.at[i] = from_float<T>(CODES && !INTEGERS ? sum[u][k + i] * image.scale : sum[u][k + i]);
           if (together && of + k + V <= last) {
             store(target + k, v);
-            continue;
-          }
+          } else if (whole) {
 #pragma unroll
-          for (int i = 0; i < V; ++i) {
-            if (!CODES || W == 1 || of + k + i < last) target[(k + i) * output.channel] = v.at[i];
+            for (int i = 0; i < V; ++i, to = opaque(to + output.channel)) *to = v.at[i];
+          } else {
+#pragma unroll
+            for (int i = 0; i < V; ++i) {
+              if (of + k + i < last) target[(k + i) * output.channel] = v.at[i];
+            }
           }
         }
         target += (W << shift) * output.channel;
