@@ -19,7 +19,7 @@ import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -33,6 +33,7 @@ from torch.utils._pytree import tree_map_only
 
 from benchmarks._measure import Workload, captured, queued_times
 from svexport.kernels import planner
+from svexport.kernels.tune import forced, problems_of
 from svexport.ops import _cuda
 from svexport.tracing.swapped import swapped
 
@@ -154,33 +155,6 @@ def _one_by_one(func: Any, args: tuple[Any, ...]) -> Iterator[tuple[str, Callabl
 
 
 # ------------------------------------------------------------------------------------------------------------- timing
-
-
-def problems_of(call: Callable[[], Any]) -> list[tuple[str, dict[str, int]]]:
-    """The problems that a call chooses tactics for, each once, in order."""
-    torch.ops.svexport._watch_problems(True)
-    call()
-    known, found = planner.problems(), []
-    for line in torch.ops.svexport._watch_problems(False):
-        op, *numbers = line.split()
-        problem = op, dict(zip(known[op], map(int, numbers), strict=True))
-        if problem not in found:
-            found.append(problem)
-    return found
-
-
-@contextmanager
-def forced(op: str, problem: Mapping[str, int], tactic: int) -> Iterator[None]:
-    """All calls of an op take a tactic."""
-    gradient = "_backward" if problem.get("backward") and not op.endswith("_backward") else ""
-    names = [op + gradient, *([op.replace("grid", "bilinear")] if op.startswith("grid_sample") else [])]
-    for name in names:
-        torch.ops.svexport._force_tactic(name, tactic)
-    try:
-        yield
-    finally:
-        for name in names:
-            torch.ops.svexport._force_tactic(name, 0)
 
 
 def without_kernels() -> AbstractContextManager[None]:

@@ -1,11 +1,13 @@
 """Say how the CUDA kernels of an op run: the tactics for a shape, which is chosen, and what each would take.
 
-No GPU is needed; `--gpu` names the one that is meant. Times are what the planner believes, not measurements.
+`list` and `explain` need no GPU; `--gpu` names the one that is meant, and times are what the planner believes. `tune`
+times the tactics on the GPU at hand and keeps the fastest, which run from then on; without an op those of named shapes.
 
 examples:
   svexport kernels list
   svexport kernels explain add_bias_residual_layer_norm --shape 6x900x256 --dtype float16 --gpu orin
   svexport kernels explain add_bias_residual_layer_norm --shape 2000x8192 --backward --gpu t4 --set dense=0
+  svexport kernels tune grid_sample --shape 6x256x116x200x900 --dtype float16
 """
 
 from __future__ import annotations
@@ -14,14 +16,16 @@ import argparse
 from typing import Any
 
 from svexport.cli import Outcome
+from svexport.cli._progress import status
 from svexport.errors import UnsupportedError
+from svexport.progress import phase
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("list", "explain"))
-    parser.add_argument("op", nargs="?", metavar="OP", help="explain: the op")
-    parser.add_argument("--shape", type=_shape, metavar="AxBxC", help="explain: of the tensor that `list` names")
-    parser.add_argument("--dtype", default="float32", metavar="TYPE", help="of that tensor (default: float32)")
+    parser.add_argument("action", choices=("list", "explain", "tune"))
+    parser.add_argument("op", nargs="?", metavar="OP", help="explain, tune: the op")
+    parser.add_argument("--shape", type=_shape, metavar="AxBxC", help="explain, tune: of the tensor that `list` names")
+    parser.add_argument("--dtype", metavar="TYPE", help="of that tensor (default: float32; tune: that and float16)")
     parser.add_argument("--backward", action="store_true", help="the gradient's kernels")
     parser.add_argument("--gpu", metavar="NAME", help="t4, orin, h100, … (default: this machine's, else h100)")
     parser.add_argument(
@@ -35,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Outcome:
-    return {"list": _list, "explain": _explain}[options.action](options)
+    return {"list": _list, "explain": _explain, "tune": _tune}[options.action](options)
 
 
 def _list(options: argparse.Namespace) -> Outcome:
@@ -65,7 +69,7 @@ def _explain(options: argparse.Namespace) -> Outcome:
     if options.op is None or options.shape is None:
         raise UnsupportedError("explain takes an op and its --shape; `svexport kernels list` has them")
     gpu = _gpu(options.gpu)
-    asked = problem(options.op, options.shape, options.dtype, backward=options.backward)
+    asked = problem(options.op, options.shape, options.dtype or "float32", backward=options.backward)
     more = dict(options.set)
     if twice := more.keys() & asked.keys() - {"strides"}:
         raise UnsupportedError(f"--shape, --dtype and --backward say what {', '.join(sorted(twice))} is, not --set")
@@ -84,7 +88,45 @@ def _explain(options: argparse.Namespace) -> Outcome:
         "chosen": plan.chosen.id,
         "tactics": [asdict(tactic) for tactic in plan.tactics],
     }
-    return Outcome(True, data, [f"{options.op} on {gpu.name}: * runs", table])
+    why = "timed to be the fastest" if plan.timed else "runs"
+    return Outcome(True, {**data, "timed": plan.timed}, [f"{options.op} on {gpu.name}: * {why}", table])
+
+
+def _tune(options: argparse.Namespace) -> Outcome:
+    from rich import box
+    from rich.table import Table
+
+    from svexport.kernels import tune
+    from svexport.kernels.shapes import problem
+
+    if options.gpu or options.set:
+        raise UnsupportedError("tune takes the GPU at hand and contiguous tensors, no --gpu and no --set")
+    if options.shape and not options.op:
+        raise UnsupportedError("tune takes the op of a --shape; `svexport kernels list` has them")
+    shapes = {options.op: [(options.shape, options.backward)]} if options.shape else tune.NAMED
+    dtypes = [options.dtype] if options.dtype else ["float32", "float16"]
+    cases = [
+        (op, shape, dtype, backward)
+        for op in ([options.op] if options.op else shapes)
+        for shape, backward in shapes.get(op, [((), False)])  # which is refused, by name
+        for dtype in dtypes
+    ]
+    for op, shape, dtype, backward in cases:
+        problem(op, shape, dtype, backward=backward)
+    gpu = tune.needed()
+    table = Table("op", "shape", "type", "planner's choice", "us", "fastest", "us", box=box.SIMPLE_HEAD)
+    rows = []
+    with status("timing tactics"):
+        for op, shape, dtype, backward in cases:
+            name = op + (" backward" if backward and not op.endswith("backward") else "")
+            phase(f"{name} {'x'.join(map(str, shape))} {dtype}")
+            one = tune.tune(tune.call_of(op, shape, dtype, backward=backward))
+            file = str(tune.keep(gpu.name, [one]))  # each at once: what is interrupted has lost nothing
+            cells = [text for t in (one.chosen, one.winner) for text in (str(t), f"{one.times[t.id]:.1f}")]
+            table.add_row(name, "x".join(map(str, shape)), dtype, *cells)
+            row = {"op": one.op, "problem": one.problem, "chosen": one.chosen.id, "tactic": one.winner.id}
+            rows.append({**row, "microseconds": one.times})
+    return Outcome(True, {"gpu": gpu.name, "table": file, "tuned": rows}, [f"on {gpu.name}", table, file])
 
 
 def _gpu(name: str | None) -> Any:

@@ -31,6 +31,8 @@ class Json {
   }
   template <class T, class = std::enable_if_t<std::is_integral_v<T>>>
   void put(const char* key, T value) { name(key), text += std::to_string(value); }
+  template <class T, class = std::enable_if_t<std::is_enum_v<T>>, class = void>
+  void put(const char* key, T value) { put(key, name_of(value)); }
 
  private:
   void name(const char* key) {

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 
 from svexport.errors import PluginBuildError, UnsupportedError
-from svexport.ops import _cuda
+from svexport.ops import _cuda, _winners
 
-__all__ = ["GPUS", "Gpu", "Launch", "Plan", "Tactic", "plan", "problems", "this_gpu"]
+__all__ = ["GPUS", "Gpu", "Launch", "Plan", "Tactic", "by_cost", "plan", "problems", "this_gpu"]
 
 SOURCE = _cuda.CSRC / "planner.cpp"
 _FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden")
@@ -100,10 +100,11 @@ class Tactic:
 
 @dataclass(frozen=True)
 class Plan:
-    """The tactics for a problem, and which of them runs."""
+    """The tactics for a problem, and which of them runs: the cheapest, or the one that was timed to be the fastest."""
 
     chosen: Tactic
     tactics: tuple[Tactic, ...]
+    timed: bool = False
 
 
 class _Gpu(ctypes.Structure):
@@ -146,7 +147,18 @@ def problems() -> dict[str, dict[str, int]]:
 
 
 def plan(op: str, gpu: Gpu, **problem: int) -> Plan:
-    """The tactics of an op for a problem (:func:`problems` has the names) on a GPU.
+    """The tactics of an op for a problem on a GPU; the one that was timed to be the fastest goes before the cheapest.
+
+    Raises:
+        UnsupportedError, PluginBuildError: as :func:`by_cost`.
+    """
+    plan = by_cost(op, gpu, **problem)
+    winner = _winners.winner(gpu.name, op, {**problems()[op], **problem})
+    return next((Plan(t, plan.tactics, True) for t in plan.tactics if t.id == winner), plan)
+
+
+def by_cost(op: str, gpu: Gpu, **problem: int) -> Plan:
+    """The tactics of an op for a problem (:func:`problems` has the names) on a GPU, as the cost function has it.
 
     Raises:
         UnsupportedError: if the op has no planner, or a name is not of its problems.

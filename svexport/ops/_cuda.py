@@ -21,6 +21,8 @@ import torch
 
 from svexport._version import __version__
 from svexport.errors import PluginBuildError
+from svexport.ops import _winners
+from svexport.ops._winners import cache_folder
 
 __all__ = ["FLAGS", "architectures", "cache_folder", "kernels", "load", "sources", "tried", "with_features"]
 
@@ -95,6 +97,7 @@ def _try_load() -> bool:
             torch.ops.load_library(spec.origin)
         else:
             _load_from_cache()
+        _winners.tell()
     except (PluginBuildError, OSError) as error:
         warnings.warn(
             f"svexport runs its ops on CUDA without its kernels, which is correct but slower: {error}", stacklevel=2
@@ -156,12 +159,6 @@ def _build_key() -> str:
     digest.update(_architectures().encode())
     version = re.sub(r"[^\w.]+", "-", f"{__version__}-torch{torch.__version__}-cuda{torch.version.cuda}")
     return f"{version}-py{sys.version_info[0]}{sys.version_info[1]}-{digest.hexdigest()[:16]}"
-
-
-def cache_folder() -> Path:
-    """Where what was compiled is kept: ``SVEXPORT_CACHE``, or the user's cache."""
-    given = os.environ.get("SVEXPORT_CACHE")
-    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "svexport"
 
 
 def _first_error(output: str) -> str:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 import svexport.ops  # noqa: F401 - fills OPS
@@ -32,6 +33,8 @@ def header() -> str:
         "#include <cstdint>",
         "#include <vector>",
         "",
+        '#include "fields.h"',
+        "",
         "// SVEXPORT_NODES(X) is X(op, Node) for every node that has a plugin.",
         "#define SVEXPORT_NODES(X) \\",
         *(f"  X({op.name}, {_struct(op)}) \\" for op in ops),
@@ -54,7 +57,7 @@ def _definition(op: Op) -> list[str]:
     assert not computed, f"{op.name}: a plugin's attributes are fixed, {computed} may be computed by the model"
     tensors = [a for a in op.arguments if a.is_tensor]
     members = [f"  {_TYPES[a.kind]} {a.name}{{}};" for a in op.attributes]
-    visits = [f'    visit("{a.name}", {a.name});' for a in op.attributes]
+    names = textwrap.fill(", ".join(a.name for a in op.attributes), 102).replace("\n", "\n" + 16 * " ")
     return [
         f"// {', '.join(a.name + {'tensors': '...', 'tensor': '?' * a.optional}[a.kind] for a in tensors)}",
         f"struct {_struct(op)} {{",
@@ -65,10 +68,7 @@ def _definition(op: Op) -> list[str]:
         *members,
         *_weights(op),
         "",
-        "  template <class Visitor>",
-        f"  void each(Visitor&&{' visit' if visits else ''}) {{",
-        *visits,
-        "  }",
+        *(["  template <class Visitor>", "  void each(Visitor&&) {}"] if not names else [f"  SVEXPORT_EACH({names})"]),
         "};",
         "",
     ]

@@ -1,13 +1,15 @@
-"""svexport kernels list | explain; that the planners choose well is tests/kernels' business."""
+"""svexport kernels list | explain | tune; that the planners choose well is tests/kernels' business."""
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 
-from svexport.kernels import planner
-from svexport.kernels.shapes import SHAPES
+from svexport.kernels import planner, tune
+from svexport.kernels.shapes import SHAPES, problem
 from tests.csrc import CXX
 
 pytestmark = pytest.mark.skipif(not CXX, reason="needs g++")
@@ -57,6 +59,52 @@ def test_wrong_questions_are_refused(run, arguments, message):
     result = run("kernels", "explain", *arguments)
     assert result.code == 1
     assert re.search(message, result.err), result.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("relu",), "relu has no planner"),
+        (("--shape", "3x4"), "tune takes the op of a --shape"),
+        ((NORM, "--gpu", "t4"), "tune takes the GPU at hand"),
+        ((NORM, "--shape", "3x0"), "a shape is that of x"),
+        ((NORM, "--shape", "3x4"), "timed on the GPU that they are for, and torch sees no CUDA device here"),
+        ((), "torch sees no CUDA device here"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused(run, arguments, message, monkeypatch):
+    monkeypatch.setattr(planner, "this_gpu", lambda: None)
+    result = run("kernels", "tune", *arguments)
+    assert result.code == 1
+    assert re.search(message, result.err), result.err
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_tune_keeps_what_is_fastest(run, monkeypatch, tmp_path, named):
+    """Of one shape, or of all that are named, in both types; `explain` says what was timed."""
+    planner.problems()  # compiled, before there is another cache
+    monkeypatch.setenv("SVEXPORT_CACHE", str(tmp_path))
+    gpu, asked = planner.GPUS["h200"], []
+    monkeypatch.setattr(tune, "needed", lambda: gpu)
+    monkeypatch.setattr(tune, "call_of", lambda *of, backward: asked.append((*of, backward)))
+
+    def timed(call):
+        op, shape, dtype, backward = asked[-1]
+        numbers = planner.problems()[op] | problem(op, shape, dtype, backward=backward)
+        plan = planner.by_cost(op, gpu, **numbers)
+        return tune.Tuned(op, numbers, plan.chosen, plan.tactics[-1], {t.id: 2.5 for t in plan.tactics})
+
+    monkeypatch.setattr(tune, "tune", timed)
+    shape = ("--shape", "6x900x256", "--dtype", "float16")
+    result = run("kernels", "tune", NORM, *(() if named else shape), "--json")
+    assert result.code == 0, result.err
+    assert len(asked) == len(result.json["tuned"]) == (2 * len(tune.NAMED[NORM]) if named else 1)
+    assert json.loads(Path(result.json["table"]).read_text())["gpu"] == gpu.name
+    shown = run("kernels", "tune", NORM, *shape)
+    assert re.search(r"6x900x256\s+float16", shown.out), shown.out
+    explained = run("kernels", "explain", NORM, *shape, "--gpu", "h200", "--json").json
+    assert explained["timed"]
+    assert explained["chosen"] == explained["tactics"][-1]["id"]
 
 
 def test_wrong_numbers_are_wrong_usage(run):

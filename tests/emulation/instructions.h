@@ -600,6 +600,14 @@ void build(Instruction& i, const std::vector<std::string>& parts) {
   } else if (name == "prmt") {
     if (parts[1] != "b32" || parts.size() > 2) fail("unknown");
     i.run = ternary<uint32_t>(permuted);
+  } else if (name == "dp2a") {  // of signed numbers: two of 16 bits, two of the four bytes
+    const int first = has("hi") ? 16 : 0;
+    i.run = ternary<uint32_t>([first](uint32_t a, uint32_t b, uint32_t c) {
+      for (int k = 0; k < 2; ++k) {
+        c += static_cast<uint32_t>(static_cast<int16_t>(a >> 16 * k) * static_cast<int8_t>(b >> (first + 8 * k)));
+      }
+      return c;
+    });
   } else if (name == "bfe") {
     i.run = on_integers([&]<class T>(T) -> Run {
       return ternary<T>([](T x, T p, T n) {

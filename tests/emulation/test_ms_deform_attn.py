@@ -68,7 +68,7 @@ def check(kernels: Kernels, args: list[Tensor], needed: tuple[bool, bool, bool] 
 
 def tactic() -> int:
     """Any; the planner's choice where it is not for the tensors."""
-    return random.choice([0, *(64 * width + lanes for width in (1, 4, 8) for lanes in (1, 2, 4, 8, 16, 32))])
+    return random.choice([0, 1, 4, 8])
 
 
 def compare(result: Tensor, expected: Tensor, shown: str) -> None:
@@ -141,6 +141,6 @@ def test_int8_values(kernels: Kernels, d: int, dtype: torch.dtype) -> None:
             args = [in_memory(t) for t in args]
         shown = " ".join(f"{t.dtype} {tuple(t.shape)} {t.stride()}" for t in args)
         output = poisoned(*expected.shape, dtype=dtype)
-        chosen = random.choice([0, 0, *(64 * width + lanes for width in (1, 8, 16) for lanes in (1, 2, 4, 32))])
+        chosen = random.choice([0, 0, 1, 8, 16])
         assert kernels("ms_deform_attn", *args, output, scale, chosen), shown
         compare(output, expected, f"output {shown}")

@@ -203,7 +203,7 @@ def test_many_points(points: str, dtype: torch.dtype) -> None:
         assert relative_error(found, wanted) < TOLERANCES[dtype]
 
 
-TACTICS = {"points": (1, 4, 8), "vectors": (33,), "narrow": (34,), "planes": (35,), "sampled": (36,), "boxes": (37,)}
+TACTICS = {"points": (1, 4), "vectors": (33,), "narrow": (34,), "planes": (35,), "sampled": (36,), "boxes": (37,)}
 """The ids of tactics.h."""
 SUMS = ["none", "ordered", "plane", "pixels", "pairs", "lists"]
 """The ids of gradient.h are one more than these, and 8 for vectors, 16 for boxes."""

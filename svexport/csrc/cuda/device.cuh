@@ -39,27 +39,17 @@ struct alignas(N * sizeof(T)) Vec {
   T at[N];
 };
 
-// What sums of codes for half results may begin with, times minus the weights, so that nothing is subtracted from each:
-// they are then exact to a hundredth of a step, which is less than the half types keep.
-constexpr float kCodeShift = 32896;  // 2^15 + 128
-template <class F, class T, int N>
-constexpr bool kShifted = sizeof(F) == 1 && sizeof(T) == 2 && N % 4 == 0;
-
-// All elements, those of int8 plus kCodeShift if SHIFTED. A permutation of bytes and a subtraction are four times as fast
-// as the conversion of int8.
-template <bool SHIFTED = false, class T, int N>
+// All elements. Of int8 a permutation of bytes and a subtraction are four times as fast as the conversion.
+template <class T, int N>
 __device__ __forceinline__ void to_floats(const Vec<T, N>& v, float (&x)[N]) {
   if constexpr (sizeof(T) == 1 && N % 4 == 0) {
 #pragma unroll
     for (int i = 0; i < N; i += 4) {
       uint32_t codes;
       memcpy(&codes, &v.at[i], 4);
-      codes ^= 0x80808080;  // code + 128: bits of 2^15 + 128 + code, or the lowest ones of 2^23 + 128 + code
+      codes ^= 0x80808080;  // code + 128: the lowest bits of 2^23 + 128 + code
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        x[i + j] = SHIFTED ? __uint_as_float(__byte_perm(codes, 0x47000000, 0x7404 + 16 * j))
-                           : __uint_as_float(__byte_perm(codes, 0x4b000000, 0x7440 + j)) - 8388736.0f;
-      }
+      for (int j = 0; j < 4; ++j) x[i + j] = __uint_as_float(__byte_perm(codes, 0x4b000000, 0x7440 + j)) - 8388736.0f;
     }
   } else {
 #pragma unroll
@@ -115,6 +105,14 @@ __device__ __forceinline__ Vec<T, N> load_if(const T* p, bool there) {
     memcpy(&v, x, kBytes);
   }
   return v;
+}
+
+// Of global memory: addresses from one that the compiler does not see through take it one instruction or two, not four.
+template <class T>
+__device__ __forceinline__ T* opaque(T* p) {
+  asm("" : "+l"(p));
+  __builtin_assume(__isGlobal(p));
+  return p;
 }
 
 // Device memory whose type is known at run time only: for the few numbers of which a kernel reads many others.

@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <cstring>
+#include <unordered_map>
 
 #include "planner.h"
 #include "tuning.h"
@@ -21,11 +22,9 @@ inline int32_t table_of(const char* name) {
 // Sets the figures that a table has of an op.
 template <class Figures>
 void read_table(int table, const char* op, Figures& figures) {
-  figures.each([&](const char* prefix, const char* name, auto& values) {
-    const size_t length = std::strlen(prefix);
+  figures.each([&](const char* name, auto& values) {
     for (const Tuned& row : kTuned) {
-      if (row.table != table || std::strcmp(row.op, op) != 0) continue;
-      if (std::strncmp(row.name, prefix, length) != 0 || std::strcmp(row.name + length, name) != 0) continue;
+      if (row.table != table || std::strcmp(row.op, op) != 0 || std::strcmp(row.name, name) != 0) continue;
       for (size_t i = 0; i < sizeof(values) / sizeof(*values); ++i) values[i] = row.values[i];
     }
   });
@@ -56,20 +55,40 @@ auto costs_of(const Problem& problem, const Gpu& gpu) {
 using Watcher = void (*)(const char* op, const int64_t* numbers, int count);
 inline std::atomic<Watcher> watcher{nullptr};
 
-template <class Problem>
-void watched(Problem problem) {
-  const Watcher told = watcher.load(std::memory_order_relaxed);
-  if (!told) return;
-  Few<int64_t> numbers;
-  problem.each([&](const char*, auto value) { numbers.add(static_cast<int64_t>(value)); });
-  told(Problem::kOp, numbers.begin(), numbers.size());
+// The tactics that were timed to be the fastest, by the key of a problem on a GPU; null: none are known. Maps are never
+// taken away, for launches on other threads read them.
+using Winners = std::unordered_map<uint64_t, int32_t>;
+inline std::atomic<const Winners*> winners{nullptr};
+
+inline uint64_t key_of(const char* op, const Few<int64_t>& numbers, const Gpu& gpu) {
+  uint64_t key = 14695981039346656037u;  // FNV's
+  const auto add = [&](uint64_t number) { key = (key ^ number) * 1099511628211u; };
+  for (; *op; ++op) add(*op);
+  for (const int64_t number : numbers) add(number);
+  for (const int32_t number : {gpu.capability, gpu.multiprocessors, gpu.shared_memory, gpu.l2_megabytes}) add(number);
+  add(static_cast<uint64_t>(gpu.bandwidth));
+  return key;
 }
 
-// The tactic that a problem is solved by: `forced` where it is valid, else the cheapest.
+// Tells the watcher, and returns the winner, or 0.
+template <class Problem>
+int32_t winner_of(Problem problem, const Gpu& gpu) {
+  const Watcher told = watcher.load(std::memory_order_relaxed);
+  const Winners* known = winners.load(std::memory_order_acquire);
+  if (!told && !known) return 0;
+  Few<int64_t> numbers;
+  problem.each([&](const char*, auto value) { numbers.add(static_cast<int64_t>(value)); });
+  if (told) told(Problem::kOp, numbers.begin(), numbers.size());
+  if (!known) return 0;
+  const auto found = known->find(key_of(Problem::kOp, numbers, gpu));
+  return found == known->end() ? 0 : found->second;
+}
+
+// The tactic that a problem is solved by: `forced` where it is valid, else the winner, else the cheapest.
 template <class Problem>
 auto choose(const Problem& problem, const Gpu& gpu, int32_t forced) {
-  watched(problem);
-  return cheapest(tactics(problem, gpu), forced, costs_of(problem, gpu));
+  const int32_t winner = winner_of(problem, gpu);
+  return cheapest(tactics(problem, gpu), forced ? forced : winner, costs_of(problem, gpu));
 }
 
 // The ids of those that are worth timing: they cost no more than twice the cheapest. None where that is one.

@@ -17,11 +17,7 @@ struct EinsumNode {
   std::vector<int32_t> labels{};
   std::vector<int32_t> ranks{};
 
-  template <class Visitor>
-  void each(Visitor&& visit) {
-    visit("labels", labels);
-    visit("ranks", ranks);
-  }
+  SVEXPORT_EACH(labels, ranks)
 };
 
 // What a label is to a product of matrices: of both operands and the output, of one operand and the output, or summed.

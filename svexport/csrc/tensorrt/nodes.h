@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "fields.h"
+
 // SVEXPORT_NODES(X) is X(op, Node) for every node that has a plugin.
 #define SVEXPORT_NODES(X) \
   X(add_bias_residual_layer_norm, AddBiasResidualLayerNormNode) \
@@ -25,10 +27,7 @@ struct AddBiasResidualLayerNormNode {
   static constexpr int kOutputs = 2;
   float eps{};
 
-  template <class Visitor>
-  void each(Visitor&& visit) {
-    visit("eps", eps);
-  }
+  SVEXPORT_EACH(eps)
 };
 
 // image, grid
@@ -39,8 +38,7 @@ struct BilinearSampleNode {
   static constexpr int kOutputs = 2;
 
   template <class Visitor>
-  void each(Visitor&&) {
-  }
+  void each(Visitor&&) {}
 };
 
 // features..., reference_points, lidar2img, weights, offsets
@@ -57,16 +55,7 @@ struct CameraSampleNode {
   int32_t activation{};
   std::vector<float> scales{};
 
-  template <class Visitor>
-  void each(Visitor&& visit) {
-    visit("image_size", image_size);
-    visit("pc_range", pc_range);
-    visit("depth_eps", depth_eps);
-    visit("in_image", in_image);
-    visit("uv_clamp", uv_clamp);
-    visit("activation", activation);
-    visit("scales", scales);
-  }
+  SVEXPORT_EACH(image_size, pc_range, depth_eps, in_image, uv_clamp, activation, scales)
 };
 
 // input, offset, weight, bias?, mask?
@@ -82,15 +71,7 @@ struct DeformConv2dNode {
   int32_t offset_groups{};
   float scale{};
 
-  template <class Visitor>
-  void each(Visitor&& visit) {
-    visit("stride", stride);
-    visit("padding", padding);
-    visit("dilation", dilation);
-    visit("groups", groups);
-    visit("offset_groups", offset_groups);
-    visit("scale", scale);
-  }
+  SVEXPORT_EACH(stride, padding, dilation, groups, offset_groups, scale)
 };
 
 // input, grid
@@ -104,13 +85,7 @@ struct GridSampleNode {
   int32_t align_corners{};
   float scale{};
 
-  template <class Visitor>
-  void each(Visitor&& visit) {
-    visit("interpolation_mode", interpolation_mode);
-    visit("padding_mode", padding_mode);
-    visit("align_corners", align_corners);
-    visit("scale", scale);
-  }
+  SVEXPORT_EACH(interpolation_mode, padding_mode, align_corners, scale)
 };
 
 // A
@@ -121,10 +96,7 @@ struct InverseNode {
   static constexpr int kOutputs = 1;
   int32_t n{};
 
-  template <class Visitor>
-  void each(Visitor&& visit) {
-    visit("n", n);
-  }
+  SVEXPORT_EACH(n)
 };
 
 // value, spatial_shapes, level_start_index, sampling_locations, attention_weights
@@ -135,10 +107,7 @@ struct MsDeformAttnNode {
   static constexpr int kOutputs = 1;
   float scale{};
 
-  template <class Visitor>
-  void each(Visitor&& visit) {
-    visit("scale", scale);
-  }
+  SVEXPORT_EACH(scale)
 };
 
 // query, query_pos, reference_points, features..., lidar2img, weights...
@@ -210,23 +179,8 @@ struct TransformerDecoderNode {
       "cls_6_bias",
   };
 
-  template <class Visitor>
-  void each(Visitor&& visit) {
-    visit("num_layers", num_layers);
-    visit("num_heads", num_heads);
-    visit("num_points", num_points);
-    visit("num_groups", num_groups);
-    visit("image_size", image_size);
-    visit("pc_range", pc_range);
-    visit("depth_eps", depth_eps);
-    visit("in_image", in_image);
-    visit("uv_clamp", uv_clamp);
-    visit("activation", activation);
-    visit("learned_offsets", learned_offsets);
-    visit("residual_query_pos", residual_query_pos);
-    visit("pool", pool);
-    visit("scales", scales);
-  }
+  SVEXPORT_EACH(num_layers, num_heads, num_points, num_groups, image_size, pc_range, depth_eps, in_image, uv_clamp,
+                activation, learned_offsets, residual_query_pos, pool, scales)
 };
 
 }  // namespace svexport::plugin

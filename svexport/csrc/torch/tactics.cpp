@@ -5,11 +5,12 @@
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "tuned.h"
+#include "gpu.h"
 
 namespace svexport {
 namespace {
@@ -48,6 +49,25 @@ std::vector<std::string> watch_problems(bool on) {
   return std::exchange(asked(), {});
 }
 
+// For the current device, beside those that are known: lines of an op, the numbers of a problem, and the tactic.
+void add_winners(const std::vector<std::string>& lines) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  const Winners* known = winners;
+  auto* const all = known ? new Winners(*known) : new Winners;
+  const Gpu gpu = current_gpu();
+  for (const std::string& line : lines) {
+    std::istringstream words(line);
+    std::string op;
+    words >> op;
+    Few<int64_t> numbers;
+    int64_t last = 0;
+    words >> last;
+    for (int64_t next = 0; words >> next; last = next) numbers.add(last);
+    (*all)[key_of(op.c_str(), numbers, gpu)] = static_cast<int32_t>(last);
+  }
+  winners = all;
+}
+
 }  // namespace
 
 int32_t forced_tactic(const char* op) {
@@ -60,6 +80,7 @@ int32_t forced_tactic(const char* op) {
 TORCH_LIBRARY_FRAGMENT(svexport, m) {
   m.def("_force_tactic(str op, int tactic) -> ()", &force);
   m.def("_watch_problems(bool on) -> str[]", &watch_problems);
+  m.def("_add_winners(str[] lines) -> ()", &add_winners);
 }
 
 }  // namespace svexport

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "fields.h"
+
 namespace svexport::norm {
 
 struct Figures;
@@ -22,20 +24,7 @@ struct Problem {
   int32_t gradients = 3;            // backward: of those of x, residual, extra, how many are wanted
   int32_t sums = 1;                 // backward: whether a gradient of bias, weight or norm_bias is wanted
 
-  template <class Visitor>
-  void each(Visitor&& visit) {
-    visit("backward", backward);
-    visit("rows", rows);
-    visit("columns", columns);
-    visit("item_size", item_size);
-    visit("addresses", addresses);
-    visit("strides", strides);
-    visit("parameters", parameters);
-    visit("dense", dense);
-    visit("extra", extra);
-    visit("gradients", gradients);
-    visit("sums", sums);
-  }
+  SVEXPORT_EACH(backward, rows, columns, item_size, addresses, strides, parameters, dense, extra, gradients, sums)
 };
 
 }  // namespace svexport::norm

@@ -13,6 +13,7 @@ namespace svexport::norm {
 enum class Kernel : int32_t { kWarp8, kBlock8, kBlock32, kLong };
 constexpr int kKernels = 4;
 constexpr const char* kKernelNames[kKernels] = {"warp8", "block8", "block32", "long"};
+inline const char* name_of(Kernel e) { return kKernelNames[static_cast<int>(e)]; }
 constexpr int kKernelColumns[kKernels] = {8, 8, 32, 8};
 
 // How a thread reads and writes: vectors of 16 bytes in place; the same of rows of any length that lie one behind the
@@ -20,6 +21,7 @@ constexpr int kKernelColumns[kKernels] = {8, 8, 32, 8};
 enum class Access : int32_t { kVector, kShifted, kPair, kSingle };
 constexpr int kAccesses = 4;
 constexpr const char* kAccessNames[kAccesses] = {"vector", "shifted", "pair", "single"};
+inline const char* name_of(Access e) { return kAccessNames[static_cast<int>(e)]; }
 
 constexpr int kLanes = 32;
 constexpr int kRowThreads = 512;         // of a block that does a row
@@ -46,12 +48,7 @@ struct Tactic {
     return access <= Access::kShifted ? 16 / item_size : access == Access::kPair ? 2 : 1;
   }
 
-  template <class Visitor>
-  void each(Visitor&& visit) const {
-    visit("kernel", kKernelNames[index()]);
-    visit("access", kAccessNames[static_cast<int>(access)]);
-    visit("resident", resident);
-  }
+  SVEXPORT_EACH(kernel, access, resident)
 };
 
 // Of the cost function: as tuning.h has them for a GPU. Microseconds, but for the factors.
@@ -67,15 +64,11 @@ struct Figures {
 
   template <class Visitor>
   void each(Visitor&& visit) {
-    visit("launch", "", launch);
-    visit("turn", "", turn);
-    visit("part", "", part);
-    visit("share", "", share);
-    visit("again", "", again);
-    visit("one_row", "", one_row);
+    visit("launch", launch), visit("turn", turn), visit("part", part);
+    visit("share", share), visit("again", again), visit("one_row", one_row);
     for (int k = 0; k < kKernels; ++k) {
-      visit("forward_", kKernelNames[k], forward[k]);
-      if (k != static_cast<int>(Kernel::kBlock32)) visit("backward_", kKernelNames[k], backward[k]);
+      visit((std::string("forward_") + kKernelNames[k]).c_str(), forward[k]);
+      visit((std::string("backward_") + kKernelNames[k]).c_str(), backward[k]);
     }
   }
 };

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "fields.h"
+
 namespace svexport::camera {
 
 struct Figures;
@@ -16,17 +18,7 @@ struct Problem {
   int32_t vectors = 0;  // whether the channels of a group are whole vectors of 16 bytes, at multiples of these
   int32_t planes = 0;   // whether maps, weights and attributes are those that the kernel of planes reads
 
-  template <class Visitor>
-  void each(Visitor&& visit) {
-    visit("images", images);
-    visit("queries", queries);
-    visit("points", points);
-    visit("levels", levels);
-    visit("channels", channels);
-    visit("item_size", item_size);
-    visit("vectors", vectors);
-    visit("planes", planes);
-  }
+  SVEXPORT_EACH(images, queries, points, levels, channels, item_size, vectors, planes)
 };
 
 }  // namespace svexport::camera

@@ -11,6 +11,7 @@ template <class T, int N, bool kSplit, bool kOthers, class F = T>
 __global__ void __launch_bounds__(kThreads, kOthers ? 4 : kSplit ? 8 : 7)
     camera_sample_kernel(const Params __grid_constant__ p) {
   constexpr int kParts = kSplit ? kPasses : 1;
+  constexpr bool kCodes = sizeof(F) == 1, kAsIntegers = kIntegers<int8_t, T, N> && !kSplit;  // of levels not pooled
   constexpr int kSums = kThreads * (kSplit ? kPasses / 2 : N);
   __shared__ Sample samples[kThreads];
   __shared__ float sums[kSums > 2 * kMaxGroups ? kSums : 2 * kMaxGroups];
@@ -53,7 +54,8 @@ __global__ void __launch_bounds__(kThreads, kOthers ? 4 : kSplit ? 8 : 7)
       const Projection at = project(p, matrix, Point(p, b, q, name.point));
       if (at.seen) {
         const Level& map = p.levels[name.level];
-        mine = sample_at(map, locate(p, map, at), b, name, index, activate(false, logit, 0));
+        const bool integers = kAsIntegers && (kCodes || (kOthers && map.int8 && !map.pool));
+        mine = sample_at(map, locate(p, map, at), b, name, index, activate(false, logit, 0), integers);
       }
       nan |= logit != logit;
     }
@@ -73,7 +75,7 @@ __global__ void __launch_bounds__(kThreads, kOthers ? 4 : kSplit ? 8 : 7)
       float v[kParts][N], factor[kParts];
       const auto read = [&](auto* stored, auto pool) {
         using S = element_t<decltype(stored)>;
-        Pixels<S, N, kSplit, pool.value, kShifted<S, T, N> && !kSplit> pixels[kParts];
+        Pixels<S, N, kSplit, pool.value, kAsIntegers && sizeof(S) == 1 && !pool.value> pixels[kParts];
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
           const char* from = s.at + channel_offset<S, kSplit>(s.sc, map.block_shift, channel[i]);
@@ -105,7 +107,9 @@ __global__ void __launch_bounds__(kThreads, kOthers ? 4 : kSplit ? 8 : 7)
 #pragma unroll
         for (int n = 0; n < N; ++n) {
           if (kSplit) v[i][n] += __shfl_xor_sync(~0u, v[i][n], 1);  // here, where all lanes come: rows differ in levels
-          if (live && v[i][n] == v[i][n]) sum[i][n] = fmaf(factor[i], v[i][n], sum[i][n]);
+          // Integers are 0 where there is nothing, and never NaN.
+          const bool counts = (kCodes && kAsIntegers) || (live && v[i][n] == v[i][n]);
+          if (counts) sum[i][n] = fmaf(factor[i], v[i][n], sum[i][n]);
         }
       }
     }

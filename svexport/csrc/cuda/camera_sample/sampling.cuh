@@ -3,9 +3,9 @@
 
 #include <type_traits>
 
+#include "bilinear.cuh"
 #include "camera_sample/launch.h"
 #include "camera_sample/tactics.h"
-#include "device.cuh"
 
 namespace svexport {
 
@@ -149,7 +149,7 @@ __device__ __forceinline__ Place locate(const Params& p, const Level& map, const
 struct alignas(16) Sample {
   const char* at;   // the pixel to the upper left, its channel 0; maybe outside of the map
   int32_t sy, sx;   // to the next row and column, of the map
-  float weight[4];  // of the pixels, by 2*j + i
+  float weight[4];  // of the pixels, by 2*j + i; as integers CodeWeights, and the factor beside them
   uint16_t inside;  // as of Place
   uint16_t level;
   int index;
@@ -158,15 +158,19 @@ struct alignas(16) Sample {
 };
 
 __device__ __forceinline__ Sample sample_at(const Level& map, const Place& place, int64_t b, const Name& name,
-                                            int index, float factor) {
+                                            int index, float factor, bool integers = false) {
   Sample s;
   const int64_t y = static_cast<int64_t>(place.top) << map.pool, x = static_cast<int64_t>(place.left) << map.pool;
   s.at = map.data + b * map.sb + name.camera * map.sk + y * map.sy + x * map.sx;
   s.sy = map.sy;
   s.sx = map.sx;
-  const float weight[2] = {(1 - place.fx) * map.scale, place.fx * map.scale};
+  const float scale = integers ? 1 : map.scale, weight[2] = {(1 - place.fx) * scale, place.fx * scale};
 #pragma unroll
   for (int i = 0; i < 4; ++i) s.weight[i] = (i >> 1 ? place.fy : 1 - place.fy) * weight[i & 1];
+  if (integers) {
+    const CodeWeights codes(s.weight[0], s.weight[1], s.weight[2], s.weight[3]);
+    s.weight[0] = codes.upper, s.weight[1] = codes.lower, s.weight[2] = map.scale / CodeWeights::kOne;
+  }
   s.inside = static_cast<uint16_t>(place.inside);
   s.level = static_cast<uint16_t>(name.level);
   s.index = index;
@@ -188,7 +192,7 @@ __device__ __forceinline__ int64_t channel_offset(int32_t sc, int block_shift, i
 __device__ __forceinline__ float larger(float a, float b) { return a > b || a != a ? a : b; }
 
 // What one thread reads of a sample: kPixels (of one column, or all four), or their 2x2 blocks.
-template <class T, int N, bool kSplit, bool kPool, bool SHIFTED = false>
+template <class T, int N, bool kSplit, bool kPool, bool INTEGERS = false>
 struct Pixels {
   static constexpr int kPixels = kSplit ? 2 : 4, kReads = kPool ? 4 : 1;
   Vec<T, N> v[kPixels][kReads];
@@ -208,19 +212,24 @@ struct Pixels {
   }
   __device__ __forceinline__ float at(int i, int n) const { return to_float(v[i][0].at[n]); }
   __device__ __forceinline__ void sum(const Sample& s, int column, float (&sums)[N]) const {
-    const float start = -kCodeShift * ((s.weight[0] + s.weight[1]) + (s.weight[2] + s.weight[3]));
+    if constexpr (INTEGERS) {
+      const Vec<T, N> codes[] = {v[0][0], v[1][0], v[2][0], v[3][0]};
+#pragma unroll
+      for (int n = 0; n < N; ++n) sums[n] = 0;
+      add_scaled(sums, s.weight[2], CodeWeights(s.weight[0], s.weight[1]), codes);
+      return;
+    }
 #pragma unroll
     for (int i = 0; i < kPixels; ++i) {
       const float weight = kSplit ? (column ? s.weight[2 * i + 1] : s.weight[2 * i]) : s.weight[i];
       float x[kReads][N];
 #pragma unroll
-      for (int j = 0; j < kReads; ++j) to_floats<SHIFTED>(v[i][j], x[j]);
+      for (int j = 0; j < kReads; ++j) to_floats(v[i][j], x[j]);
 #pragma unroll
       for (int n = 0; n < N; ++n) {
 #pragma unroll
         for (int j = 1; j < kReads; ++j) x[0][n] = larger(x[j][n], x[0][n]);
-        if (i == 0) sums[n] = SHIFTED ? start : 0;
-        sums[n] = i == 0 && !SHIFTED ? weight * x[0][n] : fmaf(weight, x[0][n], sums[n]);
+        sums[n] = i == 0 ? weight * x[0][n] : fmaf(weight, x[0][n], sums[n]);
       }
     }
   }

@@ -18,6 +18,7 @@ constexpr int64_t kLeastQueries = 256;  // of such a block, or there is nothing 
 // channels of many queries, whose pixels it reads plane by plane.
 enum class Kernel : int32_t { kVectors, kChannels, kPlanes };
 constexpr const char* kKernelNames[] = {"vectors", "channels", "planes"};
+inline const char* name_of(Kernel e) { return kKernelNames[static_cast<int>(e)]; }
 
 struct Tactic {
   Kernel kernel = Kernel::kChannels;
@@ -26,12 +27,7 @@ struct Tactic {
 
   int32_t id() const { return 1 + static_cast<int32_t>(kernel); }
 
-  template <class Visitor>
-  void each(Visitor&& visit) const {
-    visit("kernel", kKernelNames[static_cast<int>(kernel)]);
-    visit("row_shift", row_shift);
-    visit("chunk", chunk);
-  }
+  SVEXPORT_EACH(kernel, row_shift, chunk)
 };
 
 // Of the cost function, microseconds.
@@ -41,13 +37,7 @@ struct Figures {
   float channels[1];  // one by one
   float planes[3];    // of the kernel of planes; of a wave of its blocks; of a point in each of these
 
-  template <class Visitor>
-  void each(Visitor&& visit) {
-    visit("launch", "", launch);
-    visit("vectors", "", vectors);
-    visit("channels", "", channels);
-    visit("planes", "", planes);
-  }
+  SVEXPORT_EACH(launch, vectors, channels, planes)
 };
 
 inline int32_t log2_ceil(int64_t x) {

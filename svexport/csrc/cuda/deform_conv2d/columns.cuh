@@ -43,7 +43,6 @@ template <class T, class F>
 __global__ void __launch_bounds__(kThreads)
     columns_kernel(const F* input, AnyFloat offset, AnyFloat mask, Part part, T* columns) {
   constexpr int V = kVector<T>;
-  constexpr bool SHIFTED = kShifted<F, T, V>;
   __shared__ Pixels pixels[kPixels * kOffsetGroups];
   __shared__ float4 taps[kPixels * kOffsetGroups];
   part.find(pixels, taps, offset, mask);
@@ -61,11 +60,13 @@ __global__ void __launch_bounds__(kThreads)
       Vec<F, V> v[4];
 #pragma unroll
       for (int k = 0; k < 4; ++k) v[k] = read_pixel<V>(opaque(from), at.at[k]);
-      float sum[V];
+      float sum[V] = {};
+      if constexpr (kIntegers<F, T, V>) {
+        add_scaled(sum, tap.z / CodeWeights::kOne, {b.factor(0), b.factor(1), b.factor(2), b.factor(3)}, v);
+      } else {
 #pragma unroll
-      for (int e = 0; e < V; ++e) sum[e] = SHIFTED ? -kCodeShift * tap.z : 0.0f;
-#pragma unroll
-      for (int k = 0; k < 4; ++k) add_scaled<SHIFTED>(sum, b.factor(k) * tap.z, v[k]);
+        for (int k = 0; k < 4; ++k) add_scaled(sum, b.factor(k) * tap.z, v[k]);
+      }
       if (row < part.rows) store(columns + part.column(row, __float_as_int(tap.w), channel), rounded<T, V>(sum));
     }
   }

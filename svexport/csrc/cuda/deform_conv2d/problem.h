@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "fields.h"
+
 namespace svexport::deform {
 
 struct Figures;
@@ -17,18 +19,7 @@ struct Problem {
   int32_t runs = 1;    // whether packing is of runs of 16 bytes and more, or of zeros mostly
   int32_t planes = 1;  // whether the kernel of planes counts the elements of an image: below 2^32
 
-  template <class Visitor>
-  void each(Visitor&& visit) {
-    visit("images", images);
-    visit("pixels", pixels);
-    visit("taps", taps);
-    visit("channels", channels);
-    visit("offset_groups", offset_groups);
-    visit("input_bytes", input_bytes);
-    visit("packed", packed);
-    visit("runs", runs);
-    visit("planes", planes);
-  }
+  SVEXPORT_EACH(images, pixels, taps, channels, offset_groups, input_bytes, packed, runs, planes)
 };
 
 }  // namespace svexport::deform

@@ -15,16 +15,14 @@ constexpr int kOffsetGroups = 8;  // at most, of a block
 // Channels last in runs of 16 bytes, copied so where they are not; or planes as they lie, up to 8 channels a thread.
 enum class Kernel : int32_t { kPacked, kPlanes };
 constexpr const char* kKernelNames[] = {"packed", "planes"};
+inline const char* name_of(Kernel e) { return kKernelNames[static_cast<int>(e)]; }
 
 struct Tactic {
   Kernel kernel = Kernel::kPacked;
 
   int32_t id() const { return 1 + static_cast<int32_t>(kernel); }
 
-  template <class Visitor>
-  void each(Visitor&& visit) const {
-    visit("kernel", kKernelNames[static_cast<int>(kernel)]);
-  }
+  SVEXPORT_EACH(kernel)
 };
 
 // Of the cost function, microseconds.
@@ -34,13 +32,7 @@ struct Figures {
   float packed[1];  // of a multiprocessor for a channel of a tap, packed
   float planes[1];  // as it lies
 
-  template <class Visitor>
-  void each(Visitor&& visit) {
-    visit("launch", "", launch);
-    visit("pack", "", pack);
-    visit("packed", "", packed);
-    visit("planes", "", planes);
-  }
+  SVEXPORT_EACH(launch, pack, packed, planes)
 };
 
 // Channels of a thread of planes. Where each has offsets of its own, of as many offset groups; else of one.

@@ -98,13 +98,6 @@ constexpr int kVector = 16 / sizeof(T);
 template <class T>
 using Vector = Vec<T, kVector<T>>;
 
-// The compiler computes addresses from one that it does not see through in one instruction, not in four.
-template <class T>
-__device__ __forceinline__ const T* opaque(const T* p) {
-  asm("" : "+l"(p));
-  return p;
-}
-
 // p + 16 * vectors bytes
 template <class T>
 __device__ __forceinline__ const T* past(const T* p, unsigned vectors) {

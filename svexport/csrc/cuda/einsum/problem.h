@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "fields.h"
+
 namespace svexport::einsum {
 
 struct Figures;
@@ -21,21 +23,7 @@ struct Problem {
   int32_t pairs = 0;    // whether every two neighbours of their rows lie within the same 4 bytes
   int32_t aligned = 1;  // positions, 4 at most, at a multiple of whose bytes as many begin
 
-  template <class Visitor>
-  void each(Visitor&& visit) {
-    visit("sums", sums);
-    visit("shared", shared);
-    visit("outer", outer);
-    visit("rows", rows);
-    visit("x_count", x_count);
-    visit("x_width", x_width);
-    visit("z_count", z_count);
-    visit("z_width", z_width);
-    visit("item_size", item_size);
-    visit("whole", whole);
-    visit("pairs", pairs);
-    visit("aligned", aligned);
-  }
+  SVEXPORT_EACH(sums, shared, outer, rows, x_count, x_width, z_count, z_width, item_size, whole, pairs, aligned)
 };
 
 }  // namespace svexport::einsum

@@ -29,10 +29,12 @@ constexpr int kCorrelating = 512;                  // threads
 // Of large and small the elements of M or K: a warp has them all, or blocks apart read tiles of x again.
 enum class Of : int32_t { kOne, kApart };
 constexpr const char* kOfNames[] = {"one", "apart"};
+inline const char* name_of(Of e) { return kOfNames[static_cast<int>(e)]; }
 
 // matrices: a product of matrices, of copies where an operand lies in another order; cuBLAS's in torch, else matmul.h's.
 enum class Kernel : int32_t { kLarge, kSmall, kChannelProduct, kChannelCorrelation, kMatrices };
 constexpr const char* kKernelNames[] = {"large", "small", "channel_product", "channel_correlation", "matrices"};
+inline const char* name_of(Kernel e) { return kKernelNames[static_cast<int>(e)]; }
 
 struct Tactic {
   Kernel kernel = Kernel::kMatrices;
@@ -46,14 +48,7 @@ struct Tactic {
     return 1 + 64 * static_cast<int32_t>(kernel) + 16 * static_cast<int32_t>(of) + detail;
   }
 
-  template <class Visitor>
-  void each(Visitor&& visit) const {
-    visit("kernel", kKernelNames[static_cast<int>(kernel)]);
-    visit("of", kOfNames[static_cast<int>(of)]);
-    visit("columns", columns);
-    visit("sums", sums);
-    visit("engine", engine);
-  }
+  SVEXPORT_EACH(kernel, of, columns, sums, engine)
 };
 
 // Of the cost function, microseconds unless it says otherwise; where there are two, of float32 and of half types.
@@ -74,24 +69,8 @@ struct Figures {
   float correlation[2];     // time over that of reading; of adding parts up
   float matrices[2];        // of products of matrices beside their work; time over that of copying all tensors once
 
-  template <class Visitor>
-  void each(Visitor&& visit) {
-    visit("launch", "", launch);
-    visit("large", "", large);
-    visit("apart", "", apart);
-    visit("small", "", small);
-    visit("small_", "product", small_product);
-    visit("small_", "read", small_read);
-    visit("small_", "byte", small_byte);
-    visit("small_", "parts", small_parts);
-    visit("small_", "time", small_time);
-    visit("usual", "", usual);
-    visit("channel", "", channel);
-    visit("columns32", "", columns32);
-    visit("columns128", "", columns128);
-    visit("correlation", "", correlation);
-    visit("matrices", "", matrices);
-  }
+  SVEXPORT_EACH(launch, large, apart, small, small_product, small_read, small_byte, small_parts, small_time, usual,
+                channel, columns32, columns128, correlation, matrices)
 };
 
 inline int int_of(int64_t n) { return static_cast<int>(n); }

@@ -44,6 +44,7 @@ constexpr int kTileAcross = 32, kTileDown = 16;  // points of a tile of boxes
 // pixel is written once; what scatters too far for that by atomics.
 enum class Sums : int32_t { kNone, kOrdered, kPlane, kPixels, kPairs, kLists };
 constexpr const char* kSumsNames[] = {"none", "ordered", "plane", "pixels", "pairs", "lists"};
+inline const char* name_of(Sums e) { return kSumsNames[static_cast<int>(e)]; }
 
 struct Tactic {
   Sums sums = Sums::kPixels;
@@ -53,12 +54,7 @@ struct Tactic {
   int32_t id() const { return 1 + static_cast<int32_t>(sums) + 8 * vectors + 16 * boxes; }
   bool adds() const { return sums == Sums::kPixels || sums == Sums::kPairs || sums == Sums::kLists; }
 
-  template <class Visitor>
-  void each(Visitor&& visit) const {
-    visit("sums", kSumsNames[static_cast<int>(sums)]);
-    visit("vectors", vectors);
-    visit("boxes", boxes);
-  }
+  SVEXPORT_EACH(sums, vectors, boxes)
 };
 
 struct Figures {
@@ -66,11 +62,7 @@ struct Figures {
   float other[1];   // time over that of moving all that has to be moved for each part of a tactic that is not the one that
                     // was measured to be the fastest for such sizes; how far apart they are is not fitted
 
-  template <class Visitor>
-  void each(Visitor&& visit) {
-    visit("launch", "", launch);
-    visit("other", "", other);
-  }
+  SVEXPORT_EACH(launch, other)
 };
 
 // The lists of bilinear points of each tile of 1 << log_width x 1 << log_height pixels.

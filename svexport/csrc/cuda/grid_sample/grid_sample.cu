@@ -19,7 +19,6 @@ using sampler::Tactic;
 // One call: what is asked, and how its tactic is launched.
 template <class T, int TAPS, int PADDING>
 struct Call {
-  static constexpr int V = 16 / sizeof(T);
   const Problem& problem;
   const Tactic& tactic;
   const Gpu& gpu;
@@ -45,7 +44,10 @@ struct Call {
     const auto with = [&](auto kernel) {
       return run(kernel, s, of, output, batch(), channels(), tactic.chunk, 0, Divider(s.points), true);
     };
-    return tactic.width == 1 ? with(points_kernel<T, T, TAPS, PADDING, 1>) : with(points_kernel<T, T, TAPS, PADDING, V>);
+    if constexpr (sizeof(T) == 4) {
+      if (tactic.width > 1) return with(points_kernel<T, T, TAPS, PADDING, 4>);
+    }
+    return with(points_kernel<T, T, TAPS, PADDING, 1>);
   }
 
   // Of channels-last images at `from`; only: those that are marked.

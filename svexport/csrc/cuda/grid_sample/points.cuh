@@ -30,7 +30,7 @@ template <class F, class T, int TAPS, int PADDING, int W, int GROUPS = kGroups<T
 __global__ void __launch_bounds__(kThreads, W == 1 || sizeof(F) == 1 ? 1 : TAPS <= 4 ? 4 : TAPS == 8 ? 2 : 1)
     points_kernel(Space s, Image<F> image, Output<T> output, int batch, int channels, int chunk, int shift, Divider inner,
                   bool points_inside) {
-  constexpr bool CODES = sizeof(F) == 1, SHIFTED = kShifted<F, T, W>;
+  constexpr bool CODES = sizeof(F) == 1, INTEGERS = kIntegers<F, T, W> && TAPS >= 4;
   constexpr int AT_ONCE = W == 1 && !CODES ? TAPS : TAPS < 4 ? TAPS : 4;  // loads of a group
   constexpr int V = W < 16 / static_cast<int>(sizeof(T)) ? W : 16 / sizeof(T);
   const uint32_t thread = blockIdx.x * kThreads + threadIdx.x;
@@ -45,18 +45,19 @@ __global__ void __launch_bounds__(kThreads, W == 1 || sizeof(F) == 1 ? 1 : TAPS 
     T* target = output.data + n * output.image + begin * output.channel + p * output.point;
     const bool together = output.channel == 1 && reinterpret_cast<uintptr_t>(target) % sizeof(Vec<T, V>) == 0;
     const F* source = image.at(n, begin);
-    float start = 0;
+    CodeWeights integers[INTEGERS ? TAPS / 4 : 1];
+    const float factor = fmaf(0.0f, taps.weight[0], image.scale / CodeWeights::kOne);  // NaN where weights are
 #pragma unroll
-    for (int i = 0; i < TAPS && SHIFTED; ++i) start = fmaf(-kCodeShift, taps.weight[i], start);
+    for (int i = 0; i < TAPS && INTEGERS; i += 4) {
+      integers[i / 4] = CodeWeights(taps.weight[i], taps.weight[i + 1], taps.weight[i + 2], taps.weight[i + 3]);
+    }
     int c = begin;
     const auto step = [&](auto groups) {
       constexpr int U = groups.value;
-      float sum[U][W];
+      float sum[U][W] = {};
       const F* from[U];
 #pragma unroll
       for (int u = 0; u < U; ++u) {
-#pragma unroll
-        for (int k = 0; k < W; ++k) sum[u][k] = start;
         from[u] = source;
         c += W << shift;
         if constexpr (CODES) {
@@ -77,25 +78,34 @@ __global__ void __launch_bounds__(kThreads, W == 1 || sizeof(F) == 1 ? 1 : TAPS 
         }
 #pragma unroll
         for (int u = 0; u < U; ++u) {
+          if constexpr (INTEGERS) {
+            add_scaled(sum[u], factor, integers[i / 4], v[u]);
+          } else {
 #pragma unroll
-          for (int j = 0; j < AT_ONCE; ++j) add_scaled<SHIFTED>(sum[u], taps.weight[i + j], v[u][j]);
+            for (int j = 0; j < AT_ONCE; ++j) add_scaled(sum[u], taps.weight[i + j], v[u][j]);
+          }
         }
       }
 #pragma unroll
       for (int u = 0; u < U; ++u) {
         const int of = c - ((U - u) * W << shift);
+        const bool whole = !CODES || W == 1 || of + W <= last;
+        T* to = target;
 #pragma unroll
         for (int k = 0; k < W; k += V) {
           Vec<T, V> v;
 #pragma unroll
-          for (int i = 0; i < V; ++i) v.at[i] = from_float<T>(CODES ? sum[u][k + i] * image.scale : sum[u][k + i]);
+          for (int i = 0; i < V; ++i) v.at[i] = from_float<T>(CODES && !INTEGERS ? sum[u][k + i] * image.scale : sum[u][k + i]);
           if (together && of + k + V <= last) {
             store(target + k, v);
-            continue;
-          }
+          } else if (whole) {
 #pragma unroll
-          for (int i = 0; i < V; ++i) {
-            if (!CODES || W == 1 || of + k + i < last) target[(k + i) * output.channel] = v.at[i];
+            for (int i = 0; i < V; ++i, to = opaque(to + output.channel)) *to = v.at[i];
+          } else {
+#pragma unroll
+            for (int i = 0; i < V; ++i) {
+              if (of + k + i < last) target[(k + i) * output.channel] = v.at[i];
+            }
           }
         }
         target += (W << shift) * output.channel;

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "fields.h"
+
 namespace svexport::sampler {
 
 struct Figures;
@@ -28,26 +30,8 @@ struct Problem {
   int64_t pixels() const { return width * height * depth; }
   int64_t results() const { return images * channels * points; }
 
-  template <class Visitor>
-  void each(Visitor&& visit) {
-    visit("images", images);
-    visit("channels", channels);
-    visit("points", points);
-    visit("width", width);
-    visit("height", height);
-    visit("depth", depth);
-    visit("across", across);
-    visit("taps", taps);
-    visit("item_size", item_size);
-    visit("alignment", alignment);
-    visit("row_alignment", row_alignment);
-    visit("output_last", output_last);
-    visit("output_vectors", output_vectors);
-    visit("planes", planes);
-    visit("dense", dense);
-    visit("pairs", pairs);
-    visit("workspace", workspace);
-  }
+  SVEXPORT_EACH(images, channels, points, width, height, depth, across, taps, item_size, alignment, row_alignment,
+                output_last, output_vectors, planes, dense, pairs, workspace)
 };
 
 }  // namespace svexport::sampler

@@ -13,13 +13,14 @@ constexpr int kSampledThreads = 1024;  // of a block that may have whole planes 
 constexpr int kBoxChannels = 64, kBoxMemory = 48 << 10;  // of a block: the more channels in it the better
 constexpr int kMostGridYZ = 65535;
 
-// kPoints: a thread for a few channels of a point, in memory of any strides: one at a time, or 16 bytes, of int8 also 4.
+// kPoints: a thread for channels of a point, in memory of any strides: one at a time, 16 bytes of float32 or int8, or 4.
 // kVectors: 16 bytes a thread, places found once for a block and results by way of shared memory. kNarrow: lanes side by
 // side have single channels or two. kPlanes: a thread for a point, or for two, of planes that are read as they lie.
 // kSampled: the same, or whole planes in shared memory where a sample of the points is far apart. kBoxes: of planes the
 // pixels of a tile of points in shared memory; images whose points scatter are copied to channels-last.
 enum class Kernel : int32_t { kPoints, kVectors, kNarrow, kPlanes, kSampled, kBoxes };
 constexpr const char* kKernelNames[] = {"points", "vectors", "narrow", "planes", "sampled", "boxes"};
+inline const char* name_of(Kernel e) { return kKernelNames[static_cast<int>(e)]; }
 
 // How much of points that scatter a thread has under way: where threads are many, L2 delivers more if that is less.
 enum Pace : int32_t { kSome, kChannel, kRow };
@@ -34,15 +35,7 @@ struct Tactic {
 
   int32_t id() const { return kernel == Kernel::kPoints ? width : 32 + static_cast<int32_t>(kernel); }
 
-  template <class Visitor>
-  void each(Visitor&& visit) const {
-    visit("kernel", kKernelNames[static_cast<int>(kernel)]);
-    visit("width", width);
-    visit("shift", shift);
-    visit("chunk", chunk);
-    visit("tile", tile);
-    visit("pace", pace);
-  }
+  SVEXPORT_EACH(kernel, width, shift, chunk, tile, pace)
 };
 
 // Time over that of moving all that has to be moved: where a kernel is at home (at_home), and elsewhere. They are in the
@@ -52,17 +45,7 @@ struct Figures {
   float points[2], vectors[2], narrow[2], planes[2], sampled[2], boxes[2];
   float singles[2];  // of points, one channel at a time
 
-  template <class Visitor>
-  void each(Visitor&& visit) {
-    visit("launch", "", launch);
-    visit("points", "", points);
-    visit("singles", "", singles);
-    visit("vectors", "", vectors);
-    visit("narrow", "", narrow);
-    visit("planes", "", planes);
-    visit("sampled", "", sampled);
-    visit("boxes", "", boxes);
-  }
+  SVEXPORT_EACH(launch, points, singles, vectors, narrow, planes, sampled, boxes)
   const float* of(const Tactic& t) const {
     const float* const all[] = {t.width == 1 ? singles : points, vectors, narrow, planes, sampled, boxes};
     return all[static_cast<int>(t.kernel)];
@@ -293,9 +276,10 @@ inline Few<Tactic> tactics(const Problem& p, const Gpu& gpu) {
     const Launch l = launch(p, t, gpu);
     if (l.blocks() * l.per_block >= l.work && l.blocks() < INT32_MAX && l.grid_y <= kMostGridYZ) found.add(t);
   };
-  for (int32_t width : {1, 4, 16}) {  // of a float type 16 bytes
-    if (p.item_size > 1 && width == 4) continue;
-    if (width == 1 || p.alignment >= width) add(points(p, width == 16 ? 16 / p.item_size : width, gpu));
+  add(points(p, 1, gpu));
+  for (int32_t bytes : {4, 16}) {  // of int8, and 16 of float32: of half types vectors and narrow do as well
+    const bool read = p.item_size == 1 || (p.item_size == 4 && bytes == 16);
+    if (read && p.alignment >= bytes) add(points(p, bytes / p.item_size, gpu));
   }
   if (p.item_size == 1) return found;
   if (has_vectors(p)) add(vectors(p, gpu));

@@ -138,6 +138,7 @@ __global__ void __launch_bounds__(kWarps * 32, 5)
   const int chunk = kChunk * g / 32, slot = lane / g * (chunk + 1);  // one slot between rows: other banks
   const Row row(sizes, g);
   const F* image = value + row.in(sizes.value);
+  constexpr bool INTEGERS = kIntegers<F, T, V>;
 
   for (int d0 = 0; d0 < sizes.channels; d0 += g * V) {
     const int d = d0 + lane % g * V;
@@ -154,8 +155,13 @@ __global__ void __launch_bounds__(kWarps * 32, 5)
         const float a = sample.weight * sizes.scale;
         if (k < count) {
           pixels[warp][slot + k] = p;
-          factors[warp][slot + k] =
-              make_float4((1 - at.y) * (1 - at.x) * a, (1 - at.y) * at.x * a, at.y * (1 - at.x) * a, at.y * at.x * a);
+          const float w[] = {(1 - at.y) * (1 - at.x), (1 - at.y) * at.x, at.y * (1 - at.x), at.y * at.x};
+          if constexpr (INTEGERS) {
+            const CodeWeights integers(w[0], w[1], w[2], w[3]);
+            factors[warp][slot + k] = make_float4(integers.upper, integers.lower, a / CodeWeights::kOne, 0);
+          } else {
+            factors[warp][slot + k] = make_float4(w[0] * a, w[1] * a, w[2] * a, w[3] * a);
+          }
         }
       }
       __syncwarp();
@@ -165,6 +171,10 @@ __global__ void __launch_bounds__(kWarps * 32, 5)
 #pragma unroll
         for (int i = 0; i < kAhead; ++i) {
           const float4 factor = k + i < count ? factors[warp][slot + k + i] : make_float4(0, 0, 0, 0);
+          if constexpr (INTEGERS) {
+            add_scaled(sum, factor.z, CodeWeights(factor.x, factor.y), v[i]);
+            continue;
+          }
           add_scaled(sum, factor.x, v[i][0]);
           add_scaled(sum, factor.y, v[i][1]);
           add_scaled(sum, factor.z, v[i][2]);

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "fields.h"
+
 namespace svexport::ms_deform {
 
 struct Figures;
@@ -16,16 +18,7 @@ struct Problem {
   int32_t item_size = 4;                                    // of an element of value, 1, 2 or 4
   int32_t alignment = 16;  // bytes at a multiple of which the channels of value lie, one behind the other; 16 at most
 
-  template <class Visitor>
-  void each(Visitor&& visit) {
-    visit("backward", backward);
-    visit("images", images);
-    visit("rows", rows);
-    visit("channels", channels);
-    visit("samples", samples);
-    visit("item_size", item_size);
-    visit("alignment", alignment);
-  }
+  SVEXPORT_EACH(backward, images, rows, channels, samples, item_size, alignment)
 };
 
 }  // namespace svexport::ms_deform

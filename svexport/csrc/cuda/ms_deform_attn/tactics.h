@@ -11,18 +11,14 @@ namespace svexport::ms_deform {
 constexpr int kWarps = 4;  // of a block
 constexpr int kLanes = 32;
 
-// How many channels a lane reads at once, and how many lanes take those of a row; what is left they take afterwards.
+// How many channels a lane reads at once. A power of two of lanes take those of a row; what is left they take afterwards.
 struct Tactic {
   int32_t width = 1;
-  int32_t lanes = 1;  // a power of two
+  int32_t lanes = 1;
 
-  int32_t id() const { return 64 * width + lanes; }
+  int32_t id() const { return width; }
 
-  template <class Visitor>
-  void each(Visitor&& visit) const {
-    visit("width", width);
-    visit("lanes", lanes);
-  }
+  SVEXPORT_EACH(width, lanes)
 };
 
 // Of the cost function, forward and backward; nanoseconds that a multiprocessor takes, but for the first and last.
@@ -33,14 +29,7 @@ struct Figures {
   float pass[2];     // for finding the place of a sample, in every pass
   float corners[2];  // time over that of moving the corners, or what is added to them, through memory
 
-  template <class Visitor>
-  void each(Visitor&& visit) {
-    visit("launch", "", launch);
-    visit("lines", "", lines);
-    visit("issue", "", issue);
-    visit("pass", "", pass);
-    visit("corners", "", corners);
-  }
+  SVEXPORT_EACH(launch, lines, issue, pass, corners)
 };
 
 // Of the gradient four channels, which are 16 bytes of sums: so the additions of a warp are to whole sectors of memory.
@@ -61,18 +50,25 @@ inline Launch launch(const Problem& p, const Tactic& t, const Gpu&) {
   return l;
 }
 
+// A lane for all channels of a row; where they are too many, as many lanes as leave the fewest idle in up to four passes.
+inline int32_t lanes_of(const Problem& p, int32_t width) {
+  int32_t lanes = 1;
+  while (lanes < kLanes && int64_t{lanes} * width < p.channels) lanes *= 2;
+  const auto seats = [&](int32_t n) { return n * passes(p, {width, n}); };
+  if (passes(p, {width, lanes}) == 1) return lanes;
+  int32_t best = lanes;
+  for (int32_t n : {lanes / 2, lanes / 4}) {
+    if (passes(p, {width, n}) <= 4 && seats(n) < seats(best)) best = n;
+  }
+  return best;
+}
+
 inline Few<Tactic> tactics(const Problem& p, const Gpu&) {
   Few<Tactic> found;
   const int32_t full = full_width(p);
   for (int32_t width : {full, full == 16 ? 8 : 0, 1}) {
-    if (!width) continue;
-    if (width > 1 && (!p.channels || p.channels % width || p.alignment % (width * p.item_size))) continue;
-    // No lane without channels, and no more than four passes.
-    for (int32_t lanes = 1; lanes <= kLanes; lanes *= 2) {
-      const Tactic t{width, lanes};
-      const bool idle = lanes > 1 && int64_t{lanes} / 2 * width >= p.channels;
-      if (!idle && (passes(p, t) <= 4 || lanes == kLanes)) found.add(t);
-    }
+    const bool vectors = width > 1 && p.channels && p.channels % width == 0 && p.alignment % (width * p.item_size) == 0;
+    if (width == 1 || vectors) found.add({width, lanes_of(p, width)});
   }
   return found;
 }

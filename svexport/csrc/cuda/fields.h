@@ -1,0 +1,32 @@
+// The members of a struct and their names, said once. Host C++, no CUDA.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace svexport {
+
+// Of "a, b": a and b.
+inline std::vector<std::string> names_of(const std::string& list) {
+  std::vector<std::string> names(1);
+  for (const char c : list) {
+    if (c == ',') {
+      names.emplace_back();
+    } else if (c != ' ') {
+      names.back() += c;
+    }
+  }
+  return names;
+}
+
+}  // namespace svexport
+
+// SVEXPORT_EACH(a, b) is a function each(visit) that calls visit("a", a) and visit("b", b), and of constants the same.
+#define SVEXPORT_EACH_(QUALIFIER, ...)                                                         \
+  template <class Visitor>                                                                     \
+  void each(Visitor&& visit) QUALIFIER {                                                       \
+    static const std::vector<std::string> names = svexport::names_of(#__VA_ARGS__);            \
+    auto name = names.begin();                                                                 \
+    [&](auto&... members) { (visit((name++)->c_str(), members), ...); }(__VA_ARGS__);          \
+  }
+#define SVEXPORT_EACH(...) SVEXPORT_EACH_(, __VA_ARGS__) SVEXPORT_EACH_(const, __VA_ARGS__)
