@@ -103,6 +103,29 @@ def test_a_call_chooses_one_tactic(monkeypatch: pytest.MonkeyPatch) -> None:
             tune.tune(lambda: None, lambda calls: {})
 
 
+def test_calls_of_a_model_are_tuned_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, other = torch.randn(2, 3, 8), torch.randn(2, 3, 16)
+    asked: list[torch.Size] = []
+
+    def tuned(call: Any, timer: Any) -> tune.Tuned:
+        asked.append(call.args[0].shape)
+        if len(asked) == 2:
+            raise UnsupportedError("no choice")
+        plan = planner.by_cost(NORM, GPU, **problem_of(7))
+        return tune.Tuned(NORM, problem_of(7), plan.chosen, plan.tactics[-1], {})
+
+    monkeypatch.setattr(tune, "needed", lambda: GPU)
+    monkeypatch.setattr(tune, "tune", tuned)
+    expected = svexport.ops.fast_sigmoid(x).square()
+    with tune.Tuning() as tuning:
+        for one in (x, x.clone(), other):
+            result = svexport.ops.fast_sigmoid(one).square()
+            assert one is other or torch.equal(result, expected)
+    assert asked == [x.shape, other.shape]
+    assert [t.problem["rows"] for t in tuning.tuned] == [7]
+    assert planner.plan(NORM, GPU, **problem_of(7)).timed
+
+
 def test_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the package, by how a device's name begins; those of the cache go before, and what is none is left out."""
     folder = tmp_path / "tables"
@@ -199,6 +222,8 @@ def test_winners_run() -> None:
         tune.keep(gpu.name, [one])
         assert planner.plan(one.op, gpu, **one.problem).chosen == one.winner
         torch.testing.assert_close(call(), expected, rtol=1e-4, atol=1e-4)
-    times = tune.tune(call).times
+    with tune.Tuning() as tuning:
+        torch.testing.assert_close(call(), expected, rtol=1e-4, atol=1e-4)
+    (times,) = [one.times for one in tuning.tuned]
     assert len(times) > 1
     assert all(us > 0 for us in times.values())
