@@ -27,8 +27,10 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache of its own, but for the planners that are compiled already."""
+    """A cache of its own, but for what is compiled already."""
     planner.problems()
+    if torch.cuda.is_available():
+        _cuda.load()
     monkeypatch.setenv("SVEXPORT_CACHE", str(tmp_path))
 
 
