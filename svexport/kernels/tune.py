@@ -8,12 +8,15 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from svexport.errors import BackendNotAvailableError, UnsupportedError
 from svexport.kernels import planner
@@ -21,7 +24,7 @@ from svexport.kernels.shapes import problem
 from svexport.ops import _cuda, _winners
 from svexport.ops._einsum.labels import parse
 
-__all__ = ["NAMED", "Tuned", "call_of", "forced", "keep", "medians", "needed", "problems_of", "tune"]
+__all__ = ["NAMED", "Tuned", "Tuning", "call_of", "forced", "keep", "medians", "needed", "problems_of", "tune"]
 
 Call = Callable[[], Any]
 Timer = Callable[[Mapping[str, Call]], Mapping[str, float]]
@@ -105,6 +108,32 @@ def tune(call: Call, timer: Timer | None = None) -> Tuned:
     fastest = min(plan.tactics, key=lambda t: times[t.id])
     saves = times[fastest.id] <= (1 - LEAST) * times[plan.chosen.id]
     return Tuned(op, numbers, plan.chosen, fastest if saves else plan.chosen, times)
+
+
+class Tuning(TorchDispatchMode):
+    """``with Tuning(): step()``: every call of our ops is tuned, once for its sizes and types, and the winner kept.
+
+    Calls that choose no tactic, or several, run as they are. Nothing within may be captured in a CUDA graph.
+
+    Attributes:
+        tuned: what came of it, in order.
+    """
+
+    def __init__(self, timer: Timer | None = None) -> None:
+        super().__init__()
+        self.gpu, self.timer = needed(), timer
+        self.tuned: list[Tuned] = []
+        self._met: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        call = partial(func, *args, **(kwargs or {}))
+        kinds = tree_map_only(Tensor, lambda t: (t.dtype, t.shape, t.stride(), t.data_ptr() % 16), (args, kwargs))
+        if func.namespace == "svexport" and (met := f"{func.name()} {kinds}") not in self._met:
+            self._met.add(met)
+            with suppress(UnsupportedError):
+                self.tuned.append(tune(call, self.timer))
+                keep(self.gpu.name, self.tuned[-1:])
+        return call()
 
 
 def keep(gpu: str, tuned: Sequence[Tuned]) -> Any:

@@ -89,7 +89,7 @@ def _weights(op: Op) -> list[str]:
         for group, members in groups.items()
         for line in (
             f"  static constexpr const char* {group}[] = {{",
-            *(f'      "{name}",' for name in members),
+            *(" " * 6 + line for line in textwrap.wrap(", ".join(f'"{name}"' for name in members), 114)),
             "  };",
         )
     ]

@@ -58,5 +58,8 @@ def test_int8_images(kernels: Kernels, mode: int, format: str, dtype: torch.dtyp
             assert kernels("sample_int8", given, case.grid, output, sampling, scale, tactic()), shown
             assert not output.isnan().any(), shown
             near = ~case.unsure[:, None].expand_as(output)
-            error = (output.double() - expected)[near].abs().max() if near.any() else torch.zeros(())
-            assert error < 5 * case.tolerance, f"{shown}: {error}"
+            error = (output.double() - expected)[near].abs()
+            assert (error < 5 * case.tolerance).all(), f"{shown}: {error.max()}"
+            # What the type keeps, and a small part of a step of the codes, for weights may be in steps of 2^-14.
+            kept = torch.finfo(dtype).eps / 2 * expected[near].abs()
+            assert (error <= kept + scale * (2**-4 if mode == 2 else 2**-5) + 1e-4).all(), f"{shown}: {error.max()}"

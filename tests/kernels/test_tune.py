@@ -27,8 +27,10 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache of its own, but for the planners that are compiled already."""
+    """A cache of its own, but for what is compiled already."""
     planner.problems()
+    if torch.cuda.is_available():
+        _cuda.load()
     monkeypatch.setenv("SVEXPORT_CACHE", str(tmp_path))
 
 
@@ -101,6 +103,29 @@ def test_a_call_chooses_one_tactic(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.ops, "svexport", Kernels(*problems))
         with pytest.raises(UnsupportedError, match=f"chooses one tactic; this one chooses {message}"):
             tune.tune(lambda: None, lambda calls: {})
+
+
+def test_calls_of_a_model_are_tuned_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, other = torch.randn(2, 3, 8), torch.randn(2, 3, 16)
+    asked: list[torch.Size] = []
+
+    def tuned(call: Any, timer: Any) -> tune.Tuned:
+        asked.append(call.args[0].shape)
+        if len(asked) == 2:
+            raise UnsupportedError("no choice")
+        plan = planner.by_cost(NORM, GPU, **problem_of(7))
+        return tune.Tuned(NORM, problem_of(7), plan.chosen, plan.tactics[-1], {})
+
+    monkeypatch.setattr(tune, "needed", lambda: GPU)
+    monkeypatch.setattr(tune, "tune", tuned)
+    expected = svexport.ops.fast_sigmoid(x).square()
+    with tune.Tuning() as tuning:
+        for one in (x, x.clone(), other):
+            result = svexport.ops.fast_sigmoid(one).square()
+            assert one is other or torch.equal(result, expected)
+    assert asked == [x.shape, other.shape]
+    assert [t.problem["rows"] for t in tuning.tuned] == [7]
+    assert planner.plan(NORM, GPU, **problem_of(7)).timed
 
 
 def test_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,6 +224,8 @@ def test_winners_run() -> None:
         tune.keep(gpu.name, [one])
         assert planner.plan(one.op, gpu, **one.problem).chosen == one.winner
         torch.testing.assert_close(call(), expected, rtol=1e-4, atol=1e-4)
-    times = tune.tune(call).times
+    with tune.Tuning() as tuning:
+        torch.testing.assert_close(call(), expected, rtol=1e-4, atol=1e-4)
+    (times,) = [one.times for one in tuning.tuned]
     assert len(times) > 1
     assert all(us > 0 for us in times.values())

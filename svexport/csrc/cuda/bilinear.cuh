@@ -36,7 +36,7 @@ __device__ __forceinline__ void add_scaled(float (&sum)[N], float weight, const 
 }
 
 // Whether codes of four pixels are multiplied by weights as integers: an instruction for two products, where in float
-// there are two for one. Weights are exact to 2^-15, sums to 2^-6 of a step, which is less than half types keep.
+// there are two for one. Weights are exact to 2^-15, bilinear sums to 2^-6 of a step; codes are off by half of one.
 template <class F, class T, int N>
 constexpr bool kIntegers = sizeof(F) == 1 && sizeof(T) == 2 && N % 4 == 0;
 

@@ -309,7 +309,7 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
 }
 
 template <class T, Sampler S>
-__global__ void __launch_bounds__(kThreads, 1) decoder_kernel(const __grid_constant__ Fused a) {
+__device__ __forceinline__ void decode(const Fused& a) {
   extern __shared__ __align__(1024) char memory[];
   Shared<T>& s = *reinterpret_cast<Shared<T>*>(memory);
   constexpr bool kSplit = S == kOtherCluster;  // the box branch has clusters of its own
@@ -357,6 +357,8 @@ __global__ void __launch_bounds__(kThreads, 1) decoder_kernel(const __grid_const
   }
 }
 
+constexpr int kLaunched = kThreads;
+
 }  // namespace svexport::fused
 
 #else  // The launcher does not get here: `compiled` sees that this one takes no more than a warp.
@@ -366,8 +368,16 @@ namespace svexport::fused {
 template <class T>
 struct Shared {};
 template <class T, Sampler S>
-__global__ void __launch_bounds__(32, 1) decoder_kernel(const __grid_constant__ Fused) {}
+__device__ void decode(const Fused&) {}
+constexpr int kLaunched = 32;
 
 }  // namespace svexport::fused
 
 #endif
+
+namespace svexport::fused {
+
+template <class T, Sampler S>
+__global__ void __launch_bounds__(kLaunched, 1) decoder_kernel(const __grid_constant__ Fused a) { decode<T, S>(a); }
+
+}  // namespace svexport::fused

@@ -32,7 +32,7 @@ std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor
   if (fits(x, bias, residual, weight, norm_bias, extra)) {
     const auto x_ = with_contiguous_columns(x), residual_ = with_contiguous_columns(residual);
     const auto extra_ = with_contiguous_columns(extra);
-    const auto y = at::empty_like(x, at::MemoryFormat::Contiguous), s = at::empty_like(y);
+    const auto y = fresh(x), s = at::empty_like(y);
     const auto bias_ = bias.contiguous(), weight_ = weight.contiguous(), norm_bias_ = norm_bias.contiguous();
     if (done(add_bias_residual_layer_norm(view(x_), view(bias_), view(residual_), view(weight_), view(norm_bias_),
                                           static_cast<float>(eps), view(extra_), view(y), view(s), forced_tactic("add_bias_residual_layer_norm"),
@@ -50,26 +50,17 @@ std::vector<at::Tensor> backward(at::TensorList grads, const at::Tensor& x, cons
   if (fits(x, bias, residual, weight, norm_bias, extra)) {
     const auto x_ = with_contiguous_columns(x), residual_ = with_contiguous_columns(residual);
     const auto extra_ = with_contiguous_columns(extra);
-    std::vector<at::Tensor> results;
-    std::vector<Tensor> views;
-    const at::Tensor inputs[] = {x, bias, residual, weight, norm_bias, extra.value_or(at::Tensor())};
-    for (size_t i = 0; i < 6; ++i) {
-      if (i < needs_grad.size() && needs_grad.get(i)) {
-        results.push_back(at::empty_like(inputs[i], at::MemoryFormat::Contiguous));
-        views.push_back(view(results.back()));
-      } else {
-        views.emplace_back();
-      }
-    }
+    const Gradients results({x, bias, residual, weight, norm_bias, extra.value_or(at::Tensor())}, needs_grad);
+    const auto& of = results.all;
     const auto dy = grads[0].contiguous(), ds = grads[1].contiguous();
     const auto bias_ = bias.contiguous(), weight_ = weight.contiguous();
-    const bool columns = views[1].data || views[3].data || views[4].data;
+    const bool columns = of[1].defined() || of[3].defined() || of[4].defined();
     const auto scratch = workspace(columns ? add_bias_residual_layer_norm_backward_workspace(view(x)) : 0, x);
     if (done(add_bias_residual_layer_norm_backward(
             view(dy), view(ds), view(x_), view(bias_), view(residual_), view(weight_), static_cast<float>(eps),
-            view(extra_), views[0], views[1], views[2], views[3], views[4], views[5], scratch.data_ptr(),
+            view(extra_), view(of[0]), view(of[1]), view(of[2]), view(of[3]), view(of[4]), view(of[5]), scratch.data_ptr(),
             forced_tactic("add_bias_residual_layer_norm_backward"), stream()))) {
-      return results;
+      return results.wanted();
     }
   }
   return reference("add_bias_residual_layer_norm_backward", backward, grads, x, bias, residual, weight, norm_bias, eps,

@@ -9,9 +9,8 @@ namespace {
 std::tuple<at::Tensor, at::Tensor> bilinear_sample_torch(const at::Tensor& image, const at::Tensor& grid) {
   const c10::cuda::CUDAGuard guard(image.device());
   if (has_dtype(image) && has_dtype(grid) && grid.device() == image.device()) {
-    const auto options = image.options().memory_format(at::MemoryFormat::Contiguous);
-    const auto output = at::empty({image.size(0), image.size(1), grid.size(1), grid.size(2)}, options);
-    const auto mask = at::empty({image.size(0), grid.size(1), grid.size(2), 1}, options);
+    const auto output = fresh({image.size(0), image.size(1), grid.size(1), grid.size(2)}, image);
+    const auto mask = fresh({image.size(0), grid.size(1), grid.size(2), 1}, image);
     const auto scratch = workspace(grid_sample_workspace(view(image), view(grid), kBilinear), image);
     if (done(bilinear_sample(view(image), view(grid), view(output), view(mask), forced_tactic("bilinear_sample"),
                              stream(), scratch.data_ptr()))) {

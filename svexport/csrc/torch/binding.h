@@ -62,9 +62,34 @@ inline Tensor view(const std::optional<at::Tensor>& tensor) {
 
 inline cudaStream_t stream() { return c10::cuda::getCurrentCUDAStream().stream(); }
 
+// Contiguous, of the type and on the device of `like`.
+inline at::Tensor fresh(at::IntArrayRef sizes, const at::Tensor& like) {
+  return at::empty(sizes, like.options().memory_format(at::MemoryFormat::Contiguous));
+}
+inline at::Tensor fresh(const at::Tensor& like) { return fresh(like.sizes(), like); }
+
 inline at::Tensor workspace(size_t bytes, const at::Tensor& like) {
   return at::empty({static_cast<int64_t>(bytes)}, like.options().dtype(at::kByte).memory_format(at::MemoryFormat::Contiguous));
 }
+
+// A fresh tensor for each argument whose gradient is needed; the others undefined.
+struct Gradients {
+  std::vector<at::Tensor> all;
+
+  Gradients(at::TensorList arguments, const c10::List<bool>& needs_grad) : all(arguments.size()) {
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      if (i < needs_grad.size() && needs_grad.get(i)) all[i] = fresh(arguments[i]);
+    }
+  }
+
+  std::vector<at::Tensor> wanted() const {
+    std::vector<at::Tensor> results;
+    for (const auto& t : all) {
+      if (t.defined()) results.push_back(t);
+    }
+    return results;
+  }
+};
 
 // Whether the launcher did it; false if it has no kernel for these arguments. Any other failure is an error.
 inline bool done(cudaError_t status) {

@@ -28,8 +28,7 @@ at::Tensor camera_sample_torch(at::TensorList features, const at::Tensor& refere
   if (to_levels(features, scales, levels) && here(reference_points) && here(lidar2img) && here(weights) &&
       here(offsets)) {
     const auto& like = features[0].is_floating_point() ? features[0] : weights;
-    const auto output = at::empty({weights.size(0), weights.size(1), features[0].size(2)},
-                                  like.options().memory_format(at::MemoryFormat::Contiguous));
+    const auto output = fresh({weights.size(0), weights.size(1), features[0].size(2)}, like);
     if (done(camera_sample(levels.data(), static_cast<int>(levels.size()), view(reference_points), view(lidar2img),
                            view(weights.contiguous()), view(offsets),
                            CameraSampleOptions(image_size, pc_range, depth_eps, in_image, uv_clamp, activation), view(output),
@@ -55,7 +54,7 @@ std::vector<at::Tensor> camera_sample_backward_torch(
     std::vector<at::Tensor> results;
     const auto gradient = [&](const at::Tensor& of, at::IntArrayRef sizes) {
       if (!needs_grad[next++]) return Tensor{};
-      results.push_back(at::empty(sizes, of.options().memory_format(at::MemoryFormat::Contiguous)));
+      results.push_back(fresh(sizes, of));
       return view(results.back());
     };
     CameraSampleGradients gradients;

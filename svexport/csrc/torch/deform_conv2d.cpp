@@ -71,7 +71,7 @@ at::Tensor pack(const at::Tensor& x, const DeformConv2d& conv) {
 }
 
 at::Tensor unpack(const at::Tensor& y, const at::Tensor& like, const DeformConv2d& conv) {
-  const auto x = at::empty_like(like, at::MemoryFormat::Contiguous);
+  const auto x = fresh(like);
   TORCH_CHECK(done(unpack(view(y), view(x), conv, stream())), "svexport: deform_conv2d of too large a tensor");
   return x;
 }
@@ -85,8 +85,7 @@ at::Tensor by_cublas(const at::Tensor& input, const at::Tensor& offset, const at
   const int64_t images = input.size(0), outputs = weight.size(0), plane = offset.size(2) * offset.size(3);
   const auto kernels = pack(weight, conv).view({1, outputs, -1});  // (1, O, K)
   const int64_t k = kernels.size(2), most = images_at_a_time(images, plane * k * weight.element_size());
-  const auto output = at::empty({images, outputs, offset.size(2), offset.size(3)},
-                                weight.options().memory_format(at::MemoryFormat::Contiguous));
+  const auto output = fresh({images, outputs, offset.size(2), offset.size(3)}, weight);
   for (int64_t first = 0; first < images; first += most) {
     const int64_t count = std::min(most, images - first);
     const auto columns = at::empty({count, plane, k}, kernels.options());
@@ -121,8 +120,7 @@ at::Tensor deform_conv2d_torch(const at::Tensor& input, const at::Tensor& offset
         return by_cublas(input, offset, weight, bias, mask, conv);
       }
     }
-    const auto output = at::empty({input.size(0), weight.size(0), offset.size(2), offset.size(3)},
-                                  weight.options().memory_format(at::MemoryFormat::Contiguous));
+    const auto output = fresh({input.size(0), weight.size(0), offset.size(2), offset.size(3)}, weight);
     const auto scratch = workspace(deform_conv2d_workspace(view(input), view(offset), view(weight), conv), input);
     if (done(deform_conv2d(view(input), view(offset), view(weight), view(bias), view(mask), view(output), conv,
                            forced, scratch.data_ptr(), svexport::stream()))) {
@@ -166,7 +164,6 @@ std::vector<at::Tensor> deform_conv2d_backward_torch(
   const int64_t k = kernels.size(3);
   const auto grad_planes = grads[0].contiguous().view({images * groups, outputs, plane});
 
-  const auto fresh = [](const at::Tensor& t) { return at::empty_like(t, at::MemoryFormat::Contiguous); };
   const auto grad_offset = needs_grad[1] ? fresh(offset) : at::Tensor(),
              grad_mask = needs_mask ? fresh(*mask) : at::Tensor();
   std::optional<Accumulator> grad_input;

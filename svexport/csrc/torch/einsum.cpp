@@ -38,7 +38,7 @@ at::Tensor product(const at::Tensor& a, at::IntArrayRef a_labels, const at::Tens
     return {};
   }
   after_product = early;
-  const auto result = at::empty(shape, a.options().memory_format(at::MemoryFormat::Contiguous));
+  const auto result = fresh(shape, a);
   at::Tensor memory;
   const auto scratch = [&](size_t bytes) { return (memory = workspace(bytes, a)).data_ptr(); };
   const cudaError_t status = einsum_product(view(a), a_labels.vec(), view(b), b_labels.vec(), view(result), labels.vec(),

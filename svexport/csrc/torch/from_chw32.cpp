@@ -13,8 +13,7 @@ bool fits(const at::Tensor& x, int64_t channels) {
 at::Tensor forward(const at::Tensor& x, int64_t channels) {
   const c10::cuda::CUDAGuard guard(x.device());
   if (fits(x, channels)) {
-    const auto output = at::empty({x.size(0), channels, x.size(2), x.size(3)},
-                                  x.options().memory_format(at::MemoryFormat::Contiguous));
+    const auto output = fresh({x.size(0), channels, x.size(2), x.size(3)}, x);
     if (done(from_chw32(view(x), view(output), stream()))) return output;
   }
   return reference("from_chw32", forward, x, channels);
@@ -24,7 +23,7 @@ std::vector<at::Tensor> backward(at::TensorList grads, const at::Tensor& x, int6
                                  c10::List<bool> needs_grad) {
   const c10::cuda::CUDAGuard guard(x.device());
   if (fits(x, channels) && needs_grad.get(0)) {
-    const auto gradient = at::empty_like(x, at::MemoryFormat::Contiguous);
+    const auto gradient = fresh(x);
     if (done(to_chw32(view(grads[0]), false, view(gradient), stream()))) return {gradient};
   }
   return reference("from_chw32_backward", backward, grads, x, channels, needs_grad);

@@ -14,7 +14,7 @@ at::Tensor grid_sample_torch(const at::Tensor& input, const at::Tensor& grid, in
     sizes.pop_back();
     sizes.insert(sizes.begin() + 1, input.size(1));
     const auto& typed = input.scalar_type() == at::kChar ? grid : input;
-    const auto output = at::empty(sizes, typed.options().memory_format(at::MemoryFormat::Contiguous));
+    const auto output = fresh(sizes, typed);
     const auto scratch = workspace(grid_sample_workspace(view(input), view(grid), static_cast<int>(mode)), input);
     if (done(grid_sample(view(input), view(grid), view(output), static_cast<int>(mode), static_cast<int>(padding),
                          align_corners, static_cast<float>(scale), forced_tactic("grid_sample"), stream(),

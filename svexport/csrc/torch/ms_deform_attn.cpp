@@ -15,9 +15,7 @@ at::Tensor ms_deform_attn_torch(const at::Tensor& value, const at::Tensor& spati
   if (here(value) && here(spatial_shapes) && here(level_start_index) && here(sampling_locations) &&
       here(attention_weights)) {
     const auto& typed = value.scalar_type() == at::kChar ? attention_weights : value;
-    const auto output =
-        at::empty({value.size(0), sampling_locations.size(1), value.size(2) * value.size(3)},
-                  typed.options().memory_format(at::MemoryFormat::Contiguous));
+    const auto output = fresh({value.size(0), sampling_locations.size(1), value.size(2) * value.size(3)}, typed);
     if (done(ms_deform_attn(view(value), view(spatial_shapes), view(level_start_index), view(sampling_locations),
                             view(attention_weights), view(output), static_cast<float>(scale), forced_tactic("ms_deform_attn"),
                             stream()))) {
@@ -38,24 +36,19 @@ std::vector<at::Tensor> ms_deform_attn_backward_torch(at::TensorList grads, cons
   const auto here = [&](const at::Tensor& t) { return has_dtype(t) && t.device() == value.device(); };
   if (here(grads[0]) && here(value) && here(spatial_shapes) && here(level_start_index) && here(sampling_locations) &&
       here(attention_weights)) {
-    const auto fresh = [](const at::Tensor& t) { return at::empty_like(t, at::MemoryFormat::Contiguous); };
     std::optional<Accumulator> grad_value;
     if (needs_grad[0]) {
       grad_value.emplace(value.sizes(), value, at::TensorList{grads[0], attention_weights},
                          static_cast<double>(sampling_locations.numel()));
     }
-    const auto grad_locations = needs_grad[3] ? fresh(sampling_locations) : at::Tensor(),
-               grad_weights = needs_grad[4] ? fresh(attention_weights) : at::Tensor();
+    const Gradients others({sampling_locations, attention_weights}, {needs_grad[3], needs_grad[4]});
     if (done(ms_deform_attn_backward(view(grads[0]), view(value), view(spatial_shapes), view(level_start_index),
                                      view(sampling_locations), view(attention_weights),
                                      grad_value ? view(grad_value->sums) : Tensor{},
-                                     grad_value ? view(grad_value->scale) : Tensor{}, view(grad_locations),
-                                     view(grad_weights), forced_tactic("ms_deform_attn_backward"), stream()))) {
-      std::vector<at::Tensor> results;
-      if (grad_value) results.push_back(grad_value->result(value.scalar_type()));
-      for (const auto& t : {grad_locations, grad_weights}) {
-        if (t.defined()) results.push_back(t);
-      }
+                                     grad_value ? view(grad_value->scale) : Tensor{}, view(others.all[0]),
+                                     view(others.all[1]), forced_tactic("ms_deform_attn_backward"), stream()))) {
+      auto results = others.wanted();
+      if (grad_value) results.insert(results.begin(), grad_value->result(value.scalar_type()));
       return results;
     }
   }

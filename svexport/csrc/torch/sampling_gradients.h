@@ -7,25 +7,6 @@
 
 namespace svexport {
 
-// One fresh contiguous tensor for each argument whose gradient is needed; the others undefined.
-struct Gradients {
-  std::vector<at::Tensor> all;
-
-  Gradients(at::TensorList arguments, const c10::List<bool>& needs_grad) : all(arguments.size()) {
-    for (size_t i = 0; i < arguments.size(); ++i) {
-      if (needs_grad[i]) all[i] = at::empty_like(arguments[i], at::MemoryFormat::Contiguous);
-    }
-  }
-
-  std::vector<at::Tensor> wanted() const {
-    std::vector<at::Tensor> results;
-    for (const auto& t : all) {
-      if (t.defined()) results.push_back(t);
-    }
-    return results;
-  }
-};
-
 // (N, C, ...) with the dimensions after C as if they were one, which the kernels can read.
 inline at::Tensor evenly_spaced(const at::Tensor& t) {
   int64_t stride = 0, expected = -1;

@@ -25,7 +25,7 @@ std::vector<at::Tensor> solve_and_info(const at::Tensor& A, const at::Tensor& B,
   square.insert(square.end(), {n, n});
   if (shape.size() > kMaxRank) return {};
 
-  const auto X = at::empty(shape, B.options().memory_format(at::MemoryFormat::Contiguous));
+  const auto X = fresh(shape, B);
   auto turned = [&](const at::Tensor& t) { return view(left ? t : t.mT()); };
   std::vector<at::Tensor> results{vector ? X.squeeze(-1) : X};
   Tensor info;

@@ -47,6 +47,7 @@ inline Problem problem_of(const Tensor& x, const Tensor& y, const Tensor& z, boo
 
 // Kept, for a model asks for the same in every step, and the search takes longer than a launch.
 inline Tactic choose(Problem problem, const Gpu& gpu, int32_t forced) {
+  if (const int32_t winner = winner_of(problem, gpu); !forced) forced = winner;
   constexpr size_t kMost = 1024;
   static thread_local std::map<std::array<int64_t, 17>, Tactic> known;
   std::array<int64_t, 17> key{gpu.multiprocessors, gpu.shared_memory, gpu.capability, gpu.table, forced};
