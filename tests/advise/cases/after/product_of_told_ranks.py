@@ -4,8 +4,8 @@ from torch import nn
 
 class Model(nn.Module):
     def forward(self, x, weight):
-        batch, channels, points = x.shape
-        groups, count = weight.size()
+        batch, _, points = x.shape
+        groups, _ = weight.size()
         y = torch.einsum("bcp,gc->bgp", x, weight)
         return y.view(batch, groups, points)
 
@@ -13,7 +13,7 @@ class Model(nn.Module):
 def unknown(x, weight):
     """What is summed may be an axis that was added; and of another tensor of that name the rank is not told."""
     y = (x.unsqueeze(1) * weight[None]).sum(-1)
-    a, b = x.shape
+    _, _ = x.shape
     x = y
     return (x.unsqueeze(0) * weight[:, None]).sum(-1)
 

@@ -4,8 +4,8 @@ from torch import nn
 
 class Model(nn.Module):
     def forward(self, x, weight):
-        batch, channels, points = x.shape
-        groups, count = weight.size()
+        batch, _, points = x.shape
+        groups, _ = weight.size()
         y = (x.unsqueeze(1) * weight[None, :, :, None]).sum(-2)  # SVX301
         return y.view(batch, groups, points)
 
