@@ -198,13 +198,10 @@ def _from_the_front(g: Any, self: _Value, axis: int, index: _Value) -> _Value:
 
 
 def _index_put(g: Any, own: _Own, self: _Value, indices: _Value, values: _Value, accumulate: _Value) -> Any:
-    """The exporter keeps a dimension of size 1 for each that a number takes away (``x[i, 0] = y``), and reshapes."""
+    """The exporter keeps a dimension of size 1 for each that a number takes away (``x[i, 0].fill_(y)``)."""
     given = _listed(indices)
     if not given:  # what ``x.copy_(values)`` becomes
         return _copy(g, own, self, values, accumulate)
-    if len(given) > 1:
-        given = [_places(g, value) for value in given]
-        indices = g.op("prim::ListConstruct", *given)
     ranks = [r for r in map(_rank, (self, values, *given)) if r is not None]
     if len(ranks) == len(given) + 2:
         whole, count, *each = ranks
@@ -225,20 +222,6 @@ def _unexpanded(values: _Value) -> _Value:
     while values.node().kind() == "onnx::Expand":
         values = next(values.node().inputs())
     return values
-
-
-def _places(g: Any, index: _Value) -> _Value:
-    """The places of a mask, which the exporter has given dimensions of size 1 as if it were indices."""
-    node = index.node()
-    if GraphWriter(g).dtype(index) != torch.bool or node.kind() != "onnx::Reshape":
-        return index
-    mask, shape = node.inputs()
-    if _rank(mask) != 1:
-        return index
-    places = g.op("Reshape", g.op("NonZero", mask), shape)
-    sizes = [None] + [1] * ((_rank(index) or 1) - 1)
-    places.setType(torch._C.TensorType.create_from_tensor(torch.empty(0, dtype=torch.int64)).with_sizes(sizes))
-    return places
 
 
 def _numbers_of(value: _Value) -> int | None:

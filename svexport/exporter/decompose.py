@@ -106,45 +106,56 @@ class InPlaceOf(TorchFunctionMode):
 def _assigned(x: Tensor, key: Any, values: Any) -> Any:
     """``x[0, 1:3] = y`` as a value for all of ``x``, put together of parts: the exporter makes indices of slices, of
     the sizes of the trace, and takes no indices apart, or of several dimensions (``x[i, :, j] = y``)."""
-    keys = key if isinstance(key, tuple) else (key,)
-    numbers = (int, slice, type(...))
+    keys = list(key) if isinstance(key, tuple) else [key]
+    if sum(one is not ... and not _is_whole(one) for one in keys) > 1:
+        keys = [place for one in keys for place in (one.nonzero(as_tuple=True) if _is_mask(one) else (one,))]
+    rest = x.dim() - sum(one.dim() if _is_mask(one) else 1 for one in keys if one is not ...)
+    place = next((i for i, one in enumerate(keys) if one is ...), len(keys))
+    keys[place : place + 1] = [slice(None)] * rest
+    if not all(map(_is_place, keys)):
+        return NotImplemented
     if isinstance(values, Tensor):
         values = values.to(x.device, x.dtype)
     elif isinstance(values, (bool, int, float, complex)):
         values = torch.full((), values, dtype=x.dtype, device=x.device)
     else:
         values = torch.as_tensor(values, dtype=x.dtype, device=x.device)
-    if any(isinstance(one, Tensor) for one in keys):
-        if not all(isinstance(one, Tensor) or one == slice(None) for one in keys) or not isinstance(key, tuple):
-            return NotImplemented
-        put = torch.ops.aten.index_put(x, [one if isinstance(one, Tensor) else None for one in keys], values)
-    elif not all(isinstance(one, numbers) and not isinstance(one, bool) for one in keys):
-        return NotImplemented
-    else:
-        place = next((i for i, one in enumerate(keys) if one is ...), len(keys))
-        rest = x.dim() - sum(one is not ... for one in keys)
-        put = _put(x, 0, (*keys[:place], *[slice(None)] * rest, *keys[place + 1 :]), values)
-        if put is NotImplemented:
-            return put
-    x.copy_(put)
+    x.copy_(_put(x, keys, values))
     return None
 
 
-def _put(x: Tensor, dim: int, keys: Sequence[Any], values: Tensor) -> Any:
-    """``x`` with values at a number or a slice of each dimension from ``dim`` on."""
-    if not keys:
-        return torch.ops.aten.copy(x, values)
-    key, *rest = keys
+def _put(x: Tensor, keys: Sequence[Any], values: Tensor) -> Tensor:
+    """``x`` with values at a key for each dimension; numbers and slices come first, as torch has it, then indices."""
+    dim = next((i for i, one in enumerate(keys) if not isinstance(one, Tensor) and not _is_whole(one)), None)
+    if dim is None:
+        indices = [one if isinstance(one, Tensor) else None for one in keys]
+        some = any(one is not None for one in indices)
+        return torch.ops.aten.index_put(x, indices, values) if some else torch.ops.aten.copy(x, values)
+    before, key, after = keys[:dim], keys[dim], keys[dim + 1 :]
     if isinstance(key, int):
-        inner = _put(x.select(dim, key), dim, rest, values)
-        return inner if inner is NotImplemented else x.select_scatter(inner, dim, key)
-    bounds = [end if bound is None else bound for bound, end in ((key.start, 0), (key.stop, END))]
-    if key.step not in (None, 1) or not all(isinstance(bound, int) for bound in bounds) or depends_on_size(*bounds):
-        return NotImplemented
-    if bounds == [0, END]:
-        return _put(x, dim + 1, rest, values)
-    inner = _put(torch.ops.aten.slice(x, dim, *bounds), dim + 1, rest, values)
-    return inner if inner is NotImplemented else x.slice_scatter(inner, dim, *bounds)
+        return x.select_scatter(_put(x.select(dim, key), [*before, *after], values), dim, key)
+    inner = _put(torch.ops.aten.slice(x, dim, *_bounds(key)), [*before, slice(None), *after], values)
+    return x.slice_scatter(inner, dim, *_bounds(key))
+
+
+def _is_mask(key: Any) -> bool:
+    return isinstance(key, Tensor) and key.dtype in (torch.bool, torch.uint8)
+
+
+def _is_whole(key: Any) -> bool:
+    return isinstance(key, slice) and key == slice(None)
+
+
+def _is_place(key: Any) -> bool:
+    """Whether a key is an index, or a span of numbers that any size has in that order."""
+    if not isinstance(key, slice):
+        return isinstance(key, (int, Tensor)) and not isinstance(key, bool)
+    bounds = _bounds(key)
+    return key.step in (None, 1) and all(isinstance(n, int) for n in bounds) and not depends_on_size(*bounds)
+
+
+def _bounds(key: slice) -> tuple[Any, Any]:
+    return 0 if key.start is None else key.start, END if key.stop is None else key.stop
 
 
 def _taker(library: torch.library.Library, overload: torch._ops.OpOverload) -> Callable[..., None]:

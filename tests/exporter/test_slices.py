@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import svexport
+from svexport.exporter.trace import torch_export_first
 from tests.support import BOTH_EXPORTERS
 
 pytestmark = pytest.mark.core
@@ -75,6 +76,21 @@ def listed(x: Tensor, y: Tensor) -> None:
     x[:, [0, 1], [1, 2]] = y[:, 0, :2]
 
 
+def views(x: Tensor, y: Tensor) -> None:
+    x[:, 0].fill_(3.0)
+    x[:, 1].copy_(y[:, 0])
+    x[..., 2] += 1
+
+
+def indexed(x: Tensor, y: Tensor) -> None:
+    index = torch.where(y[0, :2, 0] > 0, 1, -2)  # (2,)
+    x[index, 0] = y[:, 0] * 2
+    x[:, index, 1] = y[:, :2, 0]
+    x[0, index, :2] = y[0, :1, :2]
+    x[x[:, 0, 0] > 0, index[0]] = 1.5
+    x[y > 0] = -1
+
+
 class Writes(nn.Module):
     def __init__(self, write: Write) -> None:
         super().__init__()
@@ -88,6 +104,15 @@ class Writes(nn.Module):
 
 
 WRITES = [last, one_wide, corner, single, whole, first, copied, stepped, of_sizes, listed]
+
+
+@pytest.mark.parametrize("write", [*WRITES, views, indexed])
+def test_slices_by_torchscript(write: Write, tmp_path) -> None:
+    with torch_export_first(False):
+        args = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
+        report = svexport.export(Writes(write), args, tmp_path / "m.onnx", opset=17)
+    fresh = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
+    torch.testing.assert_close(tuple(svexport.load(report.path)(*fresh)), Writes(write)(*fresh))
 
 
 @pytest.mark.parametrize("write", WRITES)
