@@ -21,6 +21,7 @@ from svexport.exporter.aten.interpolate import nearest_exact
 from svexport.exporter.aten.place import END, depends_on_size, fill_diagonal
 from svexport.exporter.aten.span import linspace
 from svexport.exporter.exact import EXACT, floor_divide
+from svexport.exporter.masks import CHOICES
 from svexport.tracing.swapped import untraced
 
 __all__ = [
@@ -408,6 +409,7 @@ _QUOTIENTS = dict.fromkeys((torch.floor_divide, Tensor.floor_divide, Tensor.__fl
 IN_PLACE_OF: dict[Callable[..., Any], Callable[..., Any]] = {
     **aten.IN_PLACE_OF,
     **pool.AS_CALLED,
+    **CHOICES,
     **_QUOTIENTS,
     F.rrelu: _rrelu,
     torch.bincount: _bincount,
@@ -434,6 +436,7 @@ IN_PLACE_OF: dict[Callable[..., Any], Callable[..., Any]] = {
 
 AS_TRACED: dict[Callable[..., Any], Callable[..., Any]] = {
     **pool.AS_CALLED,
+    **CHOICES,
     **_QUOTIENTS,
     Tensor.__setitem__: _assigned,
     torch.linspace: linspace,

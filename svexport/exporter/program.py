@@ -45,6 +45,9 @@ _SHAPED = {_aten.expand.default, _aten.reshape.default, _aten.view.default}
 
 _CASTS = {_aten.to, _aten.type_as}
 
+_OF_ANY_TYPE = {_aten.all, _aten.any}
+"""Functions that are given what they are, for of uint8 they are uint8, and of all else bool."""
+
 _WHOLE = _EQUAL | {_aten.reshape.default}
 """Functions that stay as they are, though torch makes them of others."""
 
@@ -304,6 +307,6 @@ def promote(module: fx.GraphModule) -> None:
                 # of one number and another that it makes a tensor there is no clamp
                 node.args = tuple(float(bound) if isinstance(bound, int) else bound for bound in node.args)
             rule = type_promotion.get_type_promotion_rule(node, table) if node.op == "call_function" else None
-            if rule is not None:
+            if rule is not None and getattr(node.target, "overloadpacket", None) not in _OF_ANY_TYPE:
                 with promoting._set_current_node(node):
                     promoting._maybe_promote_node(node, rule)
