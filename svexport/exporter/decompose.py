@@ -21,6 +21,7 @@ from svexport.exporter.aten.interpolate import nearest_exact
 from svexport.exporter.aten.place import END, depends_on_size, fill_diagonal
 from svexport.exporter.aten.span import linspace
 from svexport.exporter.exact import EXACT, floor_divide
+from svexport.exporter.masks import CHOICES
 from svexport.tracing.swapped import untraced
 
 __all__ = [
@@ -436,6 +437,7 @@ _CALLED: dict[str, Callable[..., Any]] = {
 IN_PLACE_OF: dict[Callable[..., Any], Callable[..., Any]] = {
     **aten.IN_PLACE_OF,
     **pool.AS_CALLED,
+    **CHOICES,
     **{called: function for name, function in _CALLED.items() for called in aten.as_called(name)},
     Tensor.__floordiv__: floor_divide,
     Tensor.__rsub__: _rsub,

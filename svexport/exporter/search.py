@@ -11,9 +11,14 @@ from torch.overrides import TorchFunctionMode
 
 from svexport.exporter.inputs import is_mask
 
-__all__ = ["Sides", "Units", "changed", "reaching", "searched", "stepped"]
+__all__ = ["SEARCHES", "Sides", "Units", "changed", "near", "reaching", "searched", "stepped"]
 
 _SCALES = (1e-5, 1e-3, 0.1, 1.0, 10.0, 100.0, 1e3, 1e5, 1e-8, 1e-11)
+_TINY = tuple(10.0**-power for power in range(13, 38, 2))
+"""Behind a norm numbers are some hundred times as large: where its epsilon shows behind many, inputs are as small."""
+
+SEARCHES = 9 * len(_SCALES) + len(_TINY)
+"""Inputs of each style at each scale, and of some of them at each of the smallest."""
 
 STEPS = 8
 """Of one search along a gradient."""
@@ -21,10 +26,17 @@ STEPS = 8
 
 def searched(tensors: Sequence[Tensor], ranges: Mapping[int, int], count: int) -> Iterator[list[Tensor]]:
     """So many inputs: floating-point numbers of one style or of several, integers and masks drawn anew, or extreme."""
+    scales = _SCALES * 9 + _TINY
     for index in range(count):
         styles = [_STYLES[(index + place * (index // len(_STYLES))) % len(_STYLES)] for place in range(len(tensors))]
-        scale = _SCALES[index % len(_SCALES)]
+        scale = scales[index % len(scales)]
         yield [_drawn(t, style, scale, ranges.get(i)) for i, (t, style) in enumerate(zip(tensors, styles, strict=True))]
+
+
+def near(tensors: Sequence[Tensor], ranges: Mapping[int, int], count: int) -> Iterator[list[Tensor]]:
+    """So many inputs: the given ones with some of their tensors changed, for others may make no sense together."""
+    for other in searched(tensors, ranges, count):
+        yield changed(tensors, other, tensors, ranges)
 
 
 def _drawn(tensor: Tensor, style: Callable[[Tensor], Tensor], scale: float, size: int | None) -> Tensor:

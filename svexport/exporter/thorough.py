@@ -15,14 +15,14 @@ from torch import Tensor
 from svexport.exporter.planted import Planted, Recording, Site
 from svexport.exporter.precise import Precise
 from svexport.exporter.report import Faults
-from svexport.exporter.search import Units, changed, reaching, searched, stepped
+from svexport.exporter.search import SEARCHES, Units, changed, near, reaching, searched, stepped
 from svexport.exporter.verify import SEARCHED, Verification
 from svexport.progress import phase
 
 __all__ = ["Planting", "plant", "thorough"]
 
-SEARCHES = 90
-"""Inputs that are drawn in search of faults; steps along gradients come to those."""
+NEAR = 48
+"""Of the inputs that are drawn in search of faults: the given ones with some tensors changed."""
 
 WALKS = 24
 """Towards the sides of borders that a channel has not been on."""
@@ -200,6 +200,7 @@ def _shapes(tensors: Sequence[Tensor]) -> list[torch.Size]:
 def _drawn(verification: Verification) -> Iterator[list[Tensor]]:
     ranges = verification.ranges
     yield from searched(verification.tensors, ranges, SEARCHES)
+    yield from near(verification.tensors, ranges, NEAR)
     for start in (verification.tensors, *searched(verification.tensors, ranges, 1)):
         yield from _until_error(lambda start=start: stepped(verification.model, start))  # type: ignore[misc]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 
@@ -20,7 +21,7 @@ from svexport.exporter.faults import Fault, faults_of
 from svexport.exporter.planted import Planted
 from svexport.exporter.precise import Precise
 from svexport.exporter.rounding import Rounding
-from svexport.exporter.search import Units, changed, reaching, stepped
+from svexport.exporter.search import SEARCHES, Units, changed, near, reaching, searched, stepped
 from svexport.exporter.verify import Verification
 from svexport.tracing.quantizers import Copies
 
@@ -214,8 +215,31 @@ class Above(nn.Module):
         return x.tanh(), (x > 500).to(torch.int64)
 
 
+def test_some_inputs_are_like_the_given_ones() -> None:
+    """What fits together stays so: of a projection and points one is as it was, and neither always."""
+    torch.manual_seed(0)
+    given = [torch.eye(4), torch.rand(20, 4), torch.arange(5)]
+    kept = [[torch.equal(a, b) for a, b in zip(found, given, strict=True)] for found in near(given, {2: 9}, 40)]
+    assert not any(map(all, kept))
+    for place in range(3):
+        assert 8 < sum(each[place] for each in kept) < 36
+    for found in near(given, {2: 9}, 40):
+        assert all(a.shape == b.shape and a.dtype == b.dtype for a, b in zip(found, given, strict=True))
+        assert 0 <= int(found[2].min()) <= int(found[2].max()) < 9
+
+
+def test_inputs_get_as_small_as_floating_point_numbers() -> None:
+    """Each norm on the way makes them some hundred times as large, and its epsilon shows below that only."""
+    torch.manual_seed(0)
+    largest = sorted(float(x.abs().amax()) for (x,) in searched([torch.randn(64)], {}, SEARCHES))
+    below = [x for x in largest if 0 < x < 1e-11]
+    assert min(below) < 1e-35
+    assert all(later / earlier < 1e4 for earlier, later in itertools.pairwise(below))
+    assert sum(1e-3 < x < 1e4 for x in largest) > len(largest) / 2
+
+
 def search_little(monkeypatch) -> None:
-    for name, few in {"SEARCHES": 20, "WALKS": 1, "CHANGES": 1}.items():
+    for name, few in {"SEARCHES": 20, "NEAR": 1, "WALKS": 1, "CHANGES": 1}.items():
         monkeypatch.setattr(thorough, name, few)
 
 

@@ -1,0 +1,47 @@
+"""Choices between masks, of which ONNX Runtime has no Where: by And, Or and Not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["CHOICES"]
+
+
+def _is_mask(value: Any) -> bool:
+    return value.dtype == torch.bool if isinstance(value, Tensor) else isinstance(value, bool)
+
+
+def _where(condition: Any, input: Any = None, other: Any = None) -> Any:
+    """``torch.where`` of masks."""
+    if not all(map(_is_mask, (condition, input, other))):
+        return NotImplemented
+    chosen = condition if input is True else condition & input
+    return chosen | ~condition if other is True else chosen | (~condition & other)
+
+
+def _filled(input: Tensor, mask: Any, value: Any) -> Any:
+    """``masked_fill`` of a mask, by any number."""
+    if isinstance(value, Tensor):
+        return _where(mask, value, input)
+    if not (_is_mask(input) and _is_mask(mask)):
+        return NotImplemented
+    return input | mask if value else input & ~mask
+
+
+def _filled_in_place(input: Tensor, mask: Any, value: Any) -> Any:
+    result = _filled(input, mask, value)
+    return result if result is NotImplemented else input.copy_(result)
+
+
+CHOICES: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.masked_fill: _filled,
+    torch.where: _where,
+    Tensor.masked_fill: _filled,
+    Tensor.masked_fill_: _filled_in_place,
+    Tensor.where: lambda input, condition, other: _where(condition, input, other),
+}
+"""By what Python calls, for both tracers; NotImplemented of all else."""
