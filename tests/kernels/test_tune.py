@@ -47,6 +47,9 @@ class Kernels:
     def _force_tactic(self, op: str, tactic: int) -> None:
         self.forced[op] = tactic
 
+    def _add_winners(self, lines: list[str]) -> None:
+        """Asked where the kernels are loaded."""
+
 
 def tuned(monkeypatch: pytest.MonkeyPatch, problem: dict[str, int], fastest: int, saves: float) -> tune.Tuned:
     """Of which one tactic takes that much less than all others."""
