@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from svexport.errors import ExportError
-from svexport.exporter.aten import FUNCTIONS, overload_of
+from svexport.exporter.aten import FUNCTIONS, made_by_torch, overload_of
 from svexport.exporter.aten.interpolate import interpolate
 from svexport.exporter.aten.pad import pad
 from svexport.exporter.aten.span import linspace
@@ -259,8 +259,8 @@ def _normalized_by_itself(
     """BatchNormalization that is told to train gives its statistics in another order, and another variance."""
     if not training:
         return NotImplemented
-    whole = torch.ops.aten._native_batch_norm_legit_functional.default
-    return torch._decomp.decomposition_table[whole](x, weight, bias, running_mean, running_var, training, *rest)
+    whole = made_by_torch("aten::_native_batch_norm_legit_functional")
+    return whole(x, weight, bias, running_mean, running_var, training, *rest)
 
 
 def _cross_entropy(
@@ -318,7 +318,7 @@ def _projected_lstm(input: Tensor, hx: Sequence[Tensor], *args: Any) -> Any:
     """ONNX's LSTM has no projection of its state: a step after the other."""
     if hx[0].shape[-1] == hx[1].shape[-1]:
         return NotImplemented
-    return torch._decomp.decomposition_table[torch.ops.aten.lstm.input](input, hx, *args)
+    return made_by_torch("aten::lstm.input")(input, hx, *args)
 
 
 def _copied(x: Tensor, values: Tensor, non_blocking: bool = False) -> Any:

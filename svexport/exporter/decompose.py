@@ -113,7 +113,7 @@ def _assigned(x: Tensor, key: Any, values: Any) -> Any:
     rest = x.dim() - sum(one.dim() if _is_mask(one) else 1 for one in keys if one is not ...)
     place = next((i for i, one in enumerate(keys) if one is ...), len(keys))
     keys[place : place + 1] = [slice(None)] * rest
-    if not all(map(_is_place, keys)):
+    if isinstance(key, Tensor) or not all(map(_is_place, keys)):
         return NotImplemented
     if isinstance(values, Tensor):
         values = values.to(x.device, x.dtype)
@@ -232,9 +232,7 @@ def _torchs(overload: torch._ops.OpOverload) -> Callable[..., Any] | None:
     """What torch's C++ calls for a function, else what its Python does."""
     if overload._can_decompose():
         return overload.decompose
-    from torch._decomp import decomposition_table
-
-    python = decomposition_table.get(overload)
+    python = torch._decomp.decomposition_table.get(overload)
     if python is None or overload._schema.is_mutable:
         return None
 
@@ -455,7 +453,6 @@ _OURS: dict[str, Callable[..., Any]] = {
     **{f"aten::_upsample_nearest_exact{axes}d{form}": nearest_exact for axes in (1, 2, 3) for form in ("", ".vec")},
     "aten::addcmul": lambda x, y, z, *, value=1: x + (y * z if value == 1 else y * z * value),
     "aten::bitwise_and.Tensor": _logical(torch.logical_and),
-    "aten::bitwise_and_.Tensor": _logical(torch.Tensor.logical_and_),
     "aten::bitwise_xor.Tensor": _logical(torch.logical_xor),
     "aten::cdist": _cdist,
     "aten::channel_shuffle": lambda x, groups: x.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1, 2),
@@ -467,13 +464,10 @@ _OURS: dict[str, Callable[..., Any]] = {
     "aten::fill_diagonal": fill_diagonal,
     "aten::index_reduce": _index_reduce,
     "aten::log10": _log10,
-    "aten::max_unpool2d": _max_unpool,
-    "aten::max_unpool3d": _max_unpool,
+    **{f"aten::max_unpool{axes}d": _max_unpool for axes in (2, 3)},
     "aten::pdist": _pdist,
-    "aten::repeat_interleave.self_Tensor": _repeat_interleave,
-    "aten::repeat_interleave.self_int": _repeat_interleave,
-    "aten::searchsorted.Scalar": _searchsorted,
-    "aten::searchsorted.Tensor": _searchsorted,
+    **{f"aten::repeat_interleave.self_{form}": _repeat_interleave for form in ("Tensor", "int")},
+    **{f"aten::searchsorted.{form}": _searchsorted for form in ("Scalar", "Tensor")},
     "aten::trunc": lambda x: torch.where(x < 0, x.ceil(), x.floor()),
 }
 

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from svexport.exporter.aten import made_by_torch
+
 __all__ = ["DOUBLES"]
 
 
@@ -56,25 +58,13 @@ def _logspace(
     return exponents if exponents is NotImplemented else torch.pow(base, exponents)
 
 
-def _by_torch(name: str) -> Callable[..., Tensor]:
-    """What torch makes it of, with the numbers as they are."""
-
-    def decomposed(*args: Any, **kwargs: Any) -> Tensor:
-        from torch._decomp import decomposition_table
-
-        function, _, form = name.partition(".")
-        return decomposition_table[getattr(getattr(torch.ops.aten, function), form or "default")](*args, **kwargs)
-
-    return decomposed
-
-
 def _logarithm(base: float) -> Callable[..., Tensor]:
     return lambda x: x.log() / math.log(base)
 
 
 _OF_A_TENSOR: dict[str, Callable[..., Tensor]] = {
-    **{name: _by_torch(name) for name in ("addcdiv", "addcmul", "addmm", "celu", "deg2rad", "elu")},
-    **{name: _by_torch(name) for name in ("hardsigmoid", "hardswish", "leaky_relu", "rad2deg", "selu", "softplus")},
+    **{name: made_by_torch(name) for name in ("addcdiv", "addcmul", "addmm", "celu", "deg2rad", "elu")},
+    **{name: made_by_torch(name) for name in ("hardsigmoid", "hardswish", "leaky_relu", "rad2deg", "selu", "softplus")},
     "log10": _logarithm(10),
     "log2": _logarithm(2),
     "masked_fill.Scalar": lambda x, mask, value: torch.where(mask, x.new_full((), value), x),

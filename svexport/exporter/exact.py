@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from svexport.errors import UnsupportedError
-from svexport.exporter.aten import overload_of
+from svexport.exporter.aten import made_by_torch
 from svexport.exporter.aten.product import up_to_each
 from svexport.exporter.aten.special import polynomial
 from svexport.tracing.swapped import swapped
@@ -325,21 +325,10 @@ def exact_embeddings() -> Iterator[None]:
         yield
 
 
-def _torchs(name: str) -> Callable[..., Any]:
-    """What torch itself makes a function of that the exporters convert as a whole."""
-
-    def function(*args: Any, **kwargs: Any) -> Any:
-        from torch._decomp import decomposition_table
-
-        return decomposition_table[overload_of(name)](*args, **kwargs)
-
-    return function
-
-
 EXACT: dict[str, Callable[..., Any]] = {
     "aten::angle": _angle,
     "aten::atan2": _atan2,
-    "aten::binary_cross_entropy_with_logits": _torchs("aten::binary_cross_entropy_with_logits"),
+    "aten::binary_cross_entropy_with_logits": made_by_torch("aten::binary_cross_entropy_with_logits"),
     **{f"aten::{name}": _left_shift for name in ("__lshift__.Scalar", "__lshift__.Tensor")},
     **{f"aten::{name}": _right_shift for name in ("__rshift__.Scalar", "__rshift__.Tensor")},
     **{f"aten::bitwise_left_shift.{form}": _left_shift for form in ("Tensor", "Tensor_Scalar", "Scalar_Tensor")},
@@ -360,7 +349,7 @@ EXACT: dict[str, Callable[..., Any]] = {
     "aten::logaddexp2": _log_add_exp(torch.exp2, torch.log2),
     "aten::logcumsumexp": _log_cumsum_exp,
     "aten::nan_to_num": _nan_to_num,
-    "aten::native_batch_norm": _torchs("aten::native_batch_norm"),
+    "aten::native_batch_norm": made_by_torch("aten::native_batch_norm"),
     "aten::sign": _sign,
     "aten::signbit": _sign_bit,
     "aten::special_erfcx": _erfcx,

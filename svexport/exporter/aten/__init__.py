@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["FUNCTIONS", "IN_PLACE_OF", "OTHERWISE", "as_called", "overload_of"]
+__all__ = ["FUNCTIONS", "IN_PLACE_OF", "OTHERWISE", "as_called", "made_by_torch", "overload_of"]
 
 _FAMILIES = [import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
 
@@ -33,6 +33,11 @@ def overload_of(name: str) -> Any:
     """``torch.ops.aten.div.Tensor_mode`` of ``aten::div.Tensor_mode``."""
     function, _, form = name.removeprefix("aten::").partition(".")
     return getattr(getattr(torch.ops.aten, function), form or "default")
+
+
+def made_by_torch(name: str) -> Callable[..., Any]:
+    """What torch's own table makes of ``aten::div.Tensor_mode``."""
+    return torch._decomp.decomposition_table[overload_of(name)]
 
 
 def as_called(name: str) -> list[Callable[..., Any]]:
