@@ -67,6 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         KeyboardInterrupt: also where an extension, interrupted while it was imported, made another error of it.
     """
+    if not (sys.argv[1:] if argv is None else argv):
+        parser().print_help(sys.stderr)
+        return 2
     options = parser().parse_args(argv, argparse.Namespace(json=False, verbose=False))
     stdout = sys.stdout
     with _logging(options.verbose), _stdout_to_stderr() if options.json else nullcontext(), _interrupts() as seen:

@@ -25,7 +25,12 @@ from typing import Any
 from svexport._version import __version__
 from svexport.cli import Outcome
 
-CORE = {"torch": "everything", "onnx": "everything", "onnxscript": "opset 18 to 23", "onnxruntime": "verify, compare"}
+CORE = {
+    "torch": "everything",
+    "onnx": "everything",
+    "onnxscript": "export by torch.export",
+    "onnxruntime": "verify, compare",
+}
 SMALL = ("numpy", "opt_einsum", "loguru", "rich")
 """Required too, but worth a row only where they fail."""
 

@@ -1,4 +1,4 @@
-"""Quantize a model to int8 or fp8 with the scales that batches ask for, and export it.
+"""Quantize a model to int8 or fp8, with scales calibrated on batches of inputs, and export it.
 
 examples:
   svexport quantize models.resnet:ResNet --batches data.py:loader -o resnet.onnx
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> Outcome:
             cache=options.cache,
         )
         if not taken:
-            raise ExportError("batches were none; give at least the one that the file is traced and verified with")
+            raise ExportError("--batches gave none; give at least the one that the file is traced and verified with")
         ranking = svexport.sensitivity(quantized, taken) if options.ranking else None
     opset = options.opset or (19 if options.format == "fp8" else 17)
     with status(f"exporting {options.output}"):

@@ -327,7 +327,10 @@ def _check_keep(keep: Collection[str] | str | None, dtype: torch.dtype | None) -
     if keep is None:
         return
     if dtype not in (torch.float16, torch.bfloat16):
-        raise ExportError(f"keep says what stays float32 in a half model, got dtype={dtype}; give dtype=torch.float16")
+        raise ExportError(
+            f"keep says what stays float32 in a half model, got dtype={dtype}; give dtype=torch.float16 "
+            "(--dtype float16)"
+        )
     if isinstance(keep, str) and keep != "auto":
         raise ExportError(f"keep expects 'auto' or a list of names of modules, got {keep!r}; give keep=[{keep!r}]")
 

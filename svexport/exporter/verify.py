@@ -541,8 +541,8 @@ class Verification:
             )
         kinds = {str(t.dtype) for t in self._held} | {f"torch.{worst.dtype}"}
         half = (
-            "half precision itself, in which every runtime rounds its own way (give rtol and atol to allow more) and "
-            "argmax and topk may take another of values that are nearly equal (compare what they take it from), "
+            "half precision itself, in which every runtime rounds its own way (give rtol and atol to allow more, or "
+            "keep='auto' to have in float32 what loses most; argmax and topk may take another of nearly equal values), "
         )
         return (
             f"Usual causes: {half if kinds & {'torch.float16', 'torch.bfloat16'} else ''}random numbers or data-"

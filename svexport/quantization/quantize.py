@@ -148,7 +148,7 @@ def _calibrated(
                 cache.write(number, histograms)
                 written = time.monotonic()
     if not max(number, seen):
-        raise SvexportError("batches were none; give an iterable of what forward is called with, a DataLoader perhaps")
+        raise SvexportError("batches is empty; give an iterable of what forward is called with, a DataLoader perhaps")
     if cache and number > seen:
         cache.write(number, histograms)
     return {name: found for name in layers if (found := _of(name, histograms))}

@@ -217,7 +217,7 @@ def _failing(fails: Any, target: str | None, values: dict[str, torch.Tensor]) ->
         return lambda part: str(found) if (found := function(part)) else "", ""
     if fails == "check":
         if target is None:
-            raise SvexportError('fails="check" needs target=, a TensorRT version such as "8.6"')
+            raise SvexportError('fails="check" needs target= (--target), a TensorRT version such as "8.6"')
         return check_fails(target), fails
     if fails == "differs":
         return differs(values), fails

@@ -106,7 +106,9 @@ def _profile(inputs: Mapping[str, tuple[_Size, ...]], given: Mapping[str, Any]) 
         first = sizes[0] if sizes else 0
         if isinstance(first, str) and first not in symbols:
             symbols[first] = DEFAULT_BATCH, ""
-            profile.notes.append(f"{first!r} is built for {_text(DEFAULT_BATCH)}; shapes= says otherwise")
+            profile.notes.append(
+                f"{first!r} is built for {_text(DEFAULT_BATCH)}; give shapes= (--shapes) for other sizes"
+            )
     missing: list[str] = []
     for name, sizes in left.items():
         if all(isinstance(size, int) for size in sizes):
@@ -117,7 +119,9 @@ def _profile(inputs: Mapping[str, tuple[_Size, ...]], given: Mapping[str, Any]) 
                 columns.append((size, size, size))
             elif size is None and axis == 0:
                 columns.append(DEFAULT_BATCH)
-                profile.notes.append(f"axis 0 of {name!r} is built for {_text(DEFAULT_BATCH)}; shapes= says otherwise")
+                profile.notes.append(
+                    f"axis 0 of {name!r} is built for {_text(DEFAULT_BATCH)}; give shapes= (--shapes) for other sizes"
+                )
             elif size in symbols:
                 columns.append(symbols[size][0])
             else:

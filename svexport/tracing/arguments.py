@@ -332,6 +332,19 @@ class FlatModel(nn.Module):
         self._results = _Results()
 
     @property
+    def keys_taken_for_one(self) -> str:
+        """What to say of a dict that became one argument, though its keys may have been meant as parameters."""
+        given = list(self._bound.arguments.items())
+        if len(given) != 1 or not isinstance(given[0][1], dict):
+            return ""
+        (name, value), *_ = given
+        keys, parameters = ", ".join(map(str, value)), ", ".join(self._bound.signature.parameters)
+        return (
+            f"\n  the dict with {keys} was given to forward as its argument {name}; to give arguments by name, use the "
+            f"names of forward's parameters: {parameters}"
+        )
+
+    @property
     def dtypes(self) -> set[torch.dtype]:
         """Of the parameters; of a model without any, those of the inputs."""
         return {p.dtype for p in self.parameters()} or {t.dtype for t in self.tensors}
@@ -455,7 +468,7 @@ def own_failure(model: nn.Module, tensors: Sequence[Tensor]) -> ExportError | No
     try:
         model(*(t.clone() for t in tensors))
     except Exception as own:  # noqa: BLE001 - the user's code may raise anything
-        return _failed(own, "these arguments")
+        return _failed(own, "these arguments", getattr(model, "keys_taken_for_one", ""))
     finally:
         for hook in hooks:
             hook.remove()
@@ -487,10 +500,10 @@ def called(model: nn.Module, bound: inspect.BoundArguments, what: str) -> Any:
         raise _failed(own, f"{what} ({given})") from own
 
 
-def _failed(own: Exception, on: str) -> ExportError:
+def _failed(own: Exception, on: str, hint: str = "") -> ExportError:
     where = user_frame("".join(traceback.format_tb(own.__traceback__)))
     return ExportError(
-        f"the model itself fails on {on}: {type(own).__name__}: {own}" + (f"\n  at {where}" if where else "")
+        f"the model itself fails on {on}: {type(own).__name__}: {own}" + (f"\n  at {where}" if where else "") + hint
     )
 
 

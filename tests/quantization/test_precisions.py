@@ -87,7 +87,7 @@ def test_refused() -> None:
     net = Net()
     with pytest.raises(SvexportError, match="others were none"):
         svexport.precisions(net, {}, [torch.randn(3, 6)])
-    with pytest.raises(SvexportError, match="batches were none"):
+    with pytest.raises(SvexportError, match="batches is empty"):
         svexport.precisions(net, {"a": net}, [])
     with pytest.raises(SvexportError, match="other: expected modules named as the model's"):
         svexport.precisions(net, {"other": nn.Sequential(nn.Linear(6, 3))}, [torch.randn(3, 6)])

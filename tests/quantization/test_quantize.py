@@ -353,7 +353,7 @@ def test_batches_that_do_not_fit() -> None:
 
 
 def test_refused(tmp_path: Path) -> None:
-    with pytest.raises(SvexportError, match="batches were none"):
+    with pytest.raises(SvexportError, match="batches is empty"):
         svexport.quantize(Net(), [])
     with pytest.raises(SvexportError, match=r"expected a layer to quantize, .*; it has none"):
         svexport.quantize(nn.ReLU(), batches())

@@ -122,7 +122,7 @@ def test_refused() -> None:
     quantized = svexport.quantize(net(), [torch.randn(4, 8)])
     with pytest.raises(SvexportError, match=r"expected the result of svexport\.quantize"):
         svexport.sensitivity(net(), [torch.randn(4, 8)])
-    with pytest.raises(SvexportError, match="batches were none"):
+    with pytest.raises(SvexportError, match="batches is empty"):
         svexport.sensitivity(quantized, [])
     with pytest.raises(SvexportError, match="metric expects to return a number, got str"):
         svexport.sensitivity(quantized, [torch.randn(4, 8)], lambda outputs, batch: "good")

@@ -97,7 +97,7 @@ class CheckReport:
         """In a few words."""
         counts = [(len(self.errors), "error"), (len(self.warnings), "warning")]
         found = ", ".join(f"{count} {name}{'s' * (count > 1)}" for count, name in counts if count)
-        return found or "nothing stands against it"
+        return found or "no problem found"
 
     def tables(self) -> list[Any]:
         """The report as rich renderables: a title, a summary, and a table with one row for all equal findings."""

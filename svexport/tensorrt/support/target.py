@@ -86,10 +86,8 @@ class Target:
             ]
             listed = ", ".join(ranges)
             newest = dotted(KNOWN[-1])
-            raise ExportError(
-                f"target expects a TensorRT version, one of {listed}; got {text!r}. Of a newer one nothing is known "
-                f"yet: name {newest}, if it is to be assumed to take what {newest} does"
-            )
+            newer = f". For a newer TensorRT give {newest}, the newest whose rules are known" * (version > KNOWN[-1])
+            raise ExportError(f"target expects a TensorRT version, one of {listed}; got {text!r}{newer}")
         opsets = next(entry[1:] for entry in reversed(_OPSETS) if entry[0] <= version)
         return cls(version, opsets, version >= PLUGINS_BEFORE_FUNCTIONS)
 
