@@ -339,13 +339,18 @@ def _waves(rows: Any, columns: Any, size: Any, inverse: bool, norm: str | None, 
     return Complex(*(torch.as_tensor(part, dtype=dtype).to(like.device) for part in exact))
 
 
+def _number(size: Any) -> Any:
+    """Of a size that TorchScript traces; what is dynamic to torch.export stays a symbol."""
+    return size if isinstance(size, torch.SymInt) else int(size)
+
+
 def _transformed(x: Any, size: Any, dim: int, inverse: bool, norm: str | None, half: bool) -> Any:
     """Along one axis, which is cut or filled up with zeros to ``size``. Of real numbers ``half`` leaves out what is
     the conjugate of the rest, and of what is left makes real numbers again where it is inverse."""
     real = half and inverse
     with untraced():
-        given, size = (n if n is None or isinstance(n, torch.SymInt) else int(n) for n in (_re(x).shape[dim], size))
-        size = (2 * (given - 1) if real else given) if size is None else size
+        given = _number(_re(x).shape[dim])
+        size = (2 * (given - 1) if real else given) if size is None else _number(size)
         rows = torch.sym_min(given, size // 2 + 1 if real else size)
         matrix = _waves(rows, size // 2 + 1 if half and not inverse else size, size, inverse, norm, real, _re(x))
     if not is_known(given == rows):
@@ -377,8 +382,8 @@ def _fourier(inverse: bool, half: bool, last: int | None) -> Callable[..., Tenso
         dims = [dim] if isinstance(dim, int) else list(dim)
         sizes = list(s) if isinstance(s, (tuple, list)) else [s] * len(dims)
         pairs = list(zip(sizes, dims, strict=True))
-        for pair in reversed(pairs) if half and not inverse else pairs:  # real numbers are those of the last axis
-            input = _transformed(input, *pair, inverse, norm, half and pair is pairs[-1])
+        for size, axis in reversed(pairs) if half and not inverse else pairs:  # real numbers are those of the last
+            input = _transformed(input, size, axis, inverse, norm, half and axis == dims[-1])
         return input
 
     return transform
