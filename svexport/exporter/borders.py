@@ -337,6 +337,6 @@ def refuse_beyond(turns: Sequence[Turn], symbol: str) -> NoReturn:
     where = "".join(f"\n  at {shown_line(*line)}" for line in dict.fromkeys(turn.line for turn in turns))
     raise ExportError(
         "forward compares dynamic sizes, which come out the other way only where inputs are too large to try; a file "
-        f"has one way for all. No file was written.{where}\n"
+        f"takes the same branches for all. No file was written.{where}\n"
         f"  {WITHOUT_NUMBERS}, as torch.export.Dim({symbol!r}, min=..., max=...) on one side of it. {ANYWAY}"
     )

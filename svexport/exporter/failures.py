@@ -63,8 +63,8 @@ def reason_of(error: BaseException, input_names: Sequence[str]) -> tuple[str, st
     if "data-dependent" in text:
         return (
             f"forward needs the value of a tensor in Python: {reason}",
-            "a file has one way for all inputs: compute both and choose by torch.where, or make a constant of it; "
-            "opset=17 or less takes the way of the given inputs, and tries others with which it would not hold",
+            "a file takes the same branches for all inputs: compute both and choose by torch.where, or make a constant "
+            "of it; opset=17 or less takes the way of the given inputs, and tries others with which it would not hold",
         )
     if "registered for the complex-valued input" in text:
         return (

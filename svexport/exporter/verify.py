@@ -557,7 +557,7 @@ class Verification:
             return (
                 "  forward compares dynamic sizes, or takes them as numbers, which come out another way there than on "
                 f"the given inputs:{where}\n"
-                f"  A file has one way for all sizes. {WITHOUT_NUMBERS} with a range that leaves those out. "
+                f"  A file takes the same branches for all. {WITHOUT_NUMBERS} with a range that leaves those out. "
             )
         if (line := self._borders.rounded(run)) is not None:
             return (
@@ -568,8 +568,8 @@ class Verification:
         if where := given.parting(self._ways[run]):
             return (
                 f"  forward takes values out of tensors, which are others there than on the given inputs, at {where}\n"
-                "  A file has one way for all inputs: compute both and choose by torch.where, or make a constant of "
-                "it. "
+                "  A file takes the same branches for all inputs: compute both and choose by torch.where, or make a "
+                "constant of it. "
             )
         taken = [shown_line(*line) for line in given.exits if not any(f":{line[1]}: " in w for w in self.warned)]
         lines_of_sizes = self._borders.reads(self._sizes[run]) if run in self._sizes else []
