@@ -12,6 +12,7 @@ from svexport.errors import ExportError
 from svexport.exporter.conversions import CONVERSIONS, ELEMENTWISE, TYPES, Writer
 from svexport.exporter.jit_graph import GraphWriter, constant_of, read
 from svexport.symbolic._symbolic import TensorInfo
+from svexport.tracing.quantizers import full_range
 
 __all__ = ["CORRECTIONS"]
 
@@ -129,6 +130,24 @@ def _of_batches(rank: int) -> Callable[..., Any]:
         return tuple(symbolic_helper._squeeze_helper(g, result, [0]) for result in results)
 
     return convert
+
+
+def _fake_quantize(g: Any, own: _Own, self: _Value, scale: _Value, zero_point: _Value, *rest: _Value) -> Any:
+    """The exporter's own knows no other ranges than those of types, or adds a Clip of uint8, which TensorRT lacks."""
+    *axis, low, high = map(constant_of, rest)
+    full = full_range(low, high)
+    if full is None or full == (low, high):
+        return own(g, self, scale, zero_point, *rest)
+    write = GraphWriter(g)
+    step, zero = (write("Cast", value, to=TYPES[torch.float32]) for value in (scale, zero_point))
+    if axis:
+        shape = write.constant(torch.tensor([-1 if dim == axis[0] else 1 for dim in range(_rank(self) or 1)]))
+        step, zero = (write("Reshape", value, shape) for value in (step, zero))
+    for bound, beyond, limit in zip((low, high), ("Max", "Min"), full, strict=True):
+        if bound != limit:
+            steps = write("Sub", write.constant(torch.tensor(float(bound))), zero)
+            self = write(beyond, self, write("Mul", steps, step))
+    return own(g, self, scale, zero_point, *rest[:-2], *(write.constant(torch.tensor(limit)) for limit in full))
 
 
 def _unique_along(g: Any, own: _Own, self: _Value, dim: _Value, sorted: _Value, *rest: _Value) -> Any:
@@ -288,6 +307,7 @@ CORRECTIONS: dict[str, Callable[..., Any]] = {
     "aten::copy": _copy,
     "aten::cumsum": _cumsum,
     "aten::expand": _expand,
+    **{f"aten::fake_quantize_per_{part}_affine": _fake_quantize for part in ("channel", "tensor")},
     "aten::index": _index,
     "aten::index_put": _index_put,
     "aten::one_hot": _one_hot,

@@ -41,7 +41,6 @@ from svexport.ops._op import DOMAIN, Argument, Op, as_tuple
 from svexport.symbolic import SYMBOLICS, Symbolic
 from svexport.symbolic._symbolic import TensorInfo, node_of, qualified
 from svexport.tracing.arguments import FlatModel, TracingStopped, own_failure
-from svexport.tracing.quantizers import FullRanges
 from svexport.tracing.source import shown_line, user_frame
 from svexport.tracing.swapped import applied_by, swapped, untraced
 
@@ -88,7 +87,7 @@ def _traced(
 ) -> onnx.ModelProto:
     """What ``write`` makes while functions are others: again with more of them for each that the exporter refuses."""
     others: list[str] = []
-    modes = FullRanges(), InPlaceOf(AS_TRACED), ComplexParts(own=False)
+    modes = InPlaceOf(AS_TRACED), ComplexParts(own=False)
     cause: Exception
     while True:
         try:

@@ -226,6 +226,22 @@ def test_opsets_without(opset: int, first: int, tmp_path: Path) -> None:
         assert report.verified
 
 
+class Scripted(nn.Module):
+    """Of ranges that are not those of types."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.fake_quantize_per_tensor_affine(x, 0.1, 2, -127, 127)
+        scale, zero = torch.tensor([0.05, 0.2, 0.1]), torch.tensor([0, 3, 127], dtype=torch.int32)
+        return torch.fake_quantize_per_channel_affine(x, scale, zero, 1, 0, 127)
+
+
+def test_scripted_ranges(tmp_path: Path) -> None:
+    """No mode sees what scripted code calls."""
+    report = svexport.export(torch.jit.script(Scripted()), torch.randn(2, 3, 4), tmp_path / "m.onnx", opset=17)
+    x = torch.randn(2, 3, 4) * 20
+    torch.testing.assert_close(svexport.load(report.path)(x), Scripted()(x), rtol=0, atol=1e-5)
+
+
 class Channels(torch.autograd.Function):
     """With a symbolic of its own that knows nothing of opsets, as modelopt's."""
 
