@@ -31,10 +31,13 @@ _STATED = {
 }
 """Attributes of which the parser has another default than ONNX."""
 
+_LEFT_OUT = {"ScatterND": {"reduction": b"none"}}
+"""Attributes that 10.0 and 10.1 refuse whatever they say, with ONNX's own default."""
+
 
 def write_plainly(model: onnx.ModelProto) -> None:
-    """What is the same to every runtime and costs nothing, in place: constants as tensors, and attributes written out
-    of which the parser has another default."""
+    """What is the same to every runtime and costs nothing, in place: constants as tensors, attributes written out of
+    which the parser has another default, and left out where it refuses to see ONNX's."""
     opset = opset_of(model)
     constants_as_tensors(model)
     for graph in graphs(model.graph):
@@ -45,6 +48,10 @@ def write_plainly(model: onnx.ModelProto) -> None:
                 for name in _STATED[node.op_type]:
                     if name not in given:
                         node.attribute.append(schema.attributes[name].default_value)
+            if node.op_type in _LEFT_OUT and is_standard(node, node.op_type):
+                for attribute in list(node.attribute):
+                    if _LEFT_OUT[node.op_type].get(attribute.name) == helper.get_attribute_value(attribute):
+                        node.attribute.remove(attribute)
 
 
 def write_for(model: onnx.ModelProto, target: Target, types: Mapping[str, Value]) -> None:

@@ -196,6 +196,20 @@ def test_defaults_of_the_parser_are_written_out() -> None:
     assert [a.i for a in lower.graph.node[0].attribute] == [0]
 
 
+@pytest.mark.parametrize("opset", [16, 18])
+def test_a_scatter_without_reduction_does_not_say_so(opset: int) -> None:
+    """TensorRT 10.1 refuses the attribute even where it says nothing; one that says something stays."""
+    given = torch.randn(5, 2), torch.tensor([[3], [0]]), torch.randn(2, 2)
+    for reduction, left in (("none", []), ("add", ["reduction"])):
+        model = model_of("ScatterND", given, opset, reduction=reduction)
+        expected = run_model(model, given)[0]
+        assert not svexport.check(model, "10.1").ok
+        write_plainly(model)
+        assert [a.name for a in model.graph.node[0].attribute] == left
+        assert svexport.check(model, "10.1").ok == (reduction == "none")
+        torch.testing.assert_close(run_model(model, given)[0], expected)
+
+
 @pytest.mark.parametrize(
     "number", [{"value_int": 3}, {"value_ints": [1, 2]}, {"value_float": 0.5}, {"value_floats": [0.5, 1.5]}]
 )
