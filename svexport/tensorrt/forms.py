@@ -310,8 +310,8 @@ def _as_below(op_type: str, version: int) -> None:
         known = Known({value.name: value for value in (*inputs, *node.outputs)}, 8, {})
         pairs = zip(node.inputs, node.constants, strict=True)
         known.add_tensors(numpy_helper.from_array(array, value.name) for value, array in pairs if array is not None)
-        names = [[value.name for value in values] for values in (node.inputs, node.outputs)]
-        proto = helper.make_node(op_type, *names, **node.attributes)
+        names, made = ([value.name for value in values] for values in (node.inputs, node.outputs))
+        proto = helper.make_node(op_type, names, made, **node.attributes)
         try:
             return rules.RULES[op_type, version](b, rules.Node(proto, version, known))
         except rules.Refusal:
