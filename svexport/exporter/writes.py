@@ -155,10 +155,8 @@ class _Functional:
         written = [argument.alias_info is not None and argument.alias_info.is_write for argument in schema.arguments]
         namespace, _, name = schema.name.partition("::")
         packet = getattr(_aten, name.removesuffix("_"), None) if namespace == "aten" and name.endswith("_") else None
-        function = getattr(packet, schema.overload_name or "default", None)
+        function = _overload(packet, schema)
         if function is None or written != [index == 0 for index in range(len(written))]:
-            raise SecondTrace
-        if [a.name for a in function._schema.arguments] != [a.name for a in schema.arguments]:
             raise SecondTrace
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._now)
         with self._fakes:
@@ -182,6 +180,20 @@ class _Functional:
         new = self._new.call_function(function, args, kwargs)
         new.meta = meta
         return new
+
+
+def _overload(packet: Any, schema: Any) -> Any:
+    """What computes the same and writes nothing: of ``pow_.Scalar`` it is ``pow.Tensor_Scalar``; None if nothing."""
+    name, wanted = schema.overload_name or "default", _arguments(schema)
+    found = [] if packet is None else [getattr(packet, one) for one in packet.overloads()]
+    same = [one for one in found if _arguments(one._schema) == wanted]
+    named = [one for one in same if one._overloadname == name]
+    new = [one for one in same if not any(value.alias_info for value in one._schema.returns)]
+    return next(iter(named + new), None)
+
+
+def _arguments(schema: Any) -> list[tuple[str, str]]:
+    return [(argument.name, str(argument.type)) for argument in schema.arguments]
 
 
 def _values(value: Any) -> Any:

@@ -14,6 +14,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
+from svexport.graph.opsets import rules
+from svexport.graph.opsets.known import Known
 from svexport.graph.scope import constant_value, constants_as_tensors, drop_unused, is_standard, used_names
 from svexport.graph.substitute import give_outputs, substitute
 from svexport.graph.walk import attributes_of, graphs, opset_of
@@ -31,10 +33,13 @@ _STATED = {
 }
 """Attributes of which the parser has another default than ONNX."""
 
+_LEFT_OUT = {"ScatterND": {"reduction": b"none"}}
+"""Attributes that 10.0 and 10.1 refuse whatever they say, with ONNX's own default."""
+
 
 def write_plainly(model: onnx.ModelProto) -> None:
-    """What is the same to every runtime and costs nothing, in place: constants as tensors, and attributes written out
-    of which the parser has another default."""
+    """What is the same to every runtime and costs nothing, in place: constants as tensors, attributes written out of
+    which the parser has another default, and left out where it refuses to see ONNX's."""
     opset = opset_of(model)
     constants_as_tensors(model)
     for graph in graphs(model.graph):
@@ -45,6 +50,10 @@ def write_plainly(model: onnx.ModelProto) -> None:
                 for name in _STATED[node.op_type]:
                     if name not in given:
                         node.attribute.append(schema.attributes[name].default_value)
+            if node.op_type in _LEFT_OUT and is_standard(node, node.op_type):
+                for attribute in list(node.attribute):
+                    if _LEFT_OUT[node.op_type].get(attribute.name) == helper.get_attribute_value(attribute):
+                        node.attribute.remove(attribute)
 
 
 def write_for(model: onnx.ModelProto, target: Target, types: Mapping[str, Value]) -> None:
@@ -264,3 +273,33 @@ def _layer_norm(b: Builder, node: _Node) -> Any:
     axis = node.attributes.get("axis", -1) % x.rank
     bias = rest[0] if rest and rest[0].name else None
     return define(b, x, x.rank - axis, weight, bias, node.attributes.get("epsilon", 1e-5))
+
+
+_BELOW = {
+    "BitwiseAnd": 18,
+    "BitwiseNot": 18,
+    "BitwiseOr": 18,
+    "BitwiseXor": 18,
+    "NegativeLogLikelihoodLoss": 12,
+    "SoftmaxCrossEntropyLoss": 12,
+}
+"""Ops that no TensorRT has, by the version below which the down-converter writes them with others."""
+
+
+def _as_below(op_type: str, version: int) -> None:
+    @_form(op_type)
+    def write(b: Builder, node: _Node) -> Any:
+        inputs = [value for value in node.inputs if value.name]
+        known = Known({value.name: value for value in (*inputs, *node.outputs)}, 8, {})
+        pairs = zip(node.inputs, node.constants, strict=True)
+        known.add_tensors(numpy_helper.from_array(array, value.name) for value, array in pairs if array is not None)
+        names, made = ([value.name for value in values] for values in (node.inputs, node.outputs))
+        proto = helper.make_node(op_type, names, made, **node.attributes)
+        try:
+            return rules.RULES[op_type, version](b, rules.Node(proto, version, known))
+        except rules.Refusal:
+            return None
+
+
+for _name, _version in _BELOW.items():
+    _as_below(_name, _version)

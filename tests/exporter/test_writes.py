@@ -45,6 +45,8 @@ WRITES: list[Callable[[Tensor, random.Random], Any]] = [
     lambda x, r: x.mul_(x.flip(0)),
     lambda x, r: x.fill_(0.25),
     lambda x, r: x.relu_().neg_(),
+    lambda x, r: x.pow_(r.choice((2, 3))),
+    lambda x, r: x.abs_().pow_(x.flip(0).abs()),
     lambda x, r: x.copy_(x.sum()),
     lambda x, r: x.masked_fill_(x > 0.5, -2.0),
     _assign,

@@ -156,6 +156,45 @@ def test_layer_norm() -> None:
     ]
 
 
+@pytest.mark.parametrize("op", ["BitwiseAnd", "BitwiseOr", "BitwiseXor"])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_bits(op: str, dtype: torch.dtype) -> None:
+    """No TensorRT has them: written as at opset 17, also beside a constant mask of low bits."""
+    bounds = torch.iinfo(dtype)
+    x = torch.tensor([[bounds.min, -1, 0], [1, 12345678, bounds.max]], dtype=dtype)
+    y = torch.randint(bounds.min, bounds.max, (2, 1), dtype=dtype)
+    result = getattr(torch, "bitwise_" + op.removeprefix("Bitwise").lower())
+    for given, constants, expected in (
+        ([x, y], [], result(x, y)),
+        ([x], [np.array(255, y.numpy().dtype)], result(x, torch.tensor(255, dtype=dtype))),
+    ):
+        model = same(model_of(op, given, 20, constants, output=TYPES[dtype]), given, "10.1")
+        assert not [name for name in op_types(model) if name.startswith("Bitwise")]
+        assert torch.equal(run_model(model, given)[0], expected)
+
+
+def test_bits_turned_over() -> None:
+    x = torch.tensor([-(2**31), -1, 0, 7, 2**31 - 1], dtype=torch.int32)
+    model = same(model_of("BitwiseNot", [x], 18, output=TensorProto.INT32), [x], "10.1")
+    assert torch.equal(run_model(model, [x])[0], ~x)
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize("opset", [13, 17])
+def test_losses(reduction: str, opset: int) -> None:
+    """No TensorRT has them."""
+    x, target = torch.randn(5, 4, 3), torch.randint(0, 4, (5, 3))
+    for op, function, given in (
+        ("NegativeLogLikelihoodLoss", torch.nn.functional.nll_loss, x.log_softmax(1)),
+        ("SoftmaxCrossEntropyLoss", torch.nn.functional.cross_entropy, x),
+    ):
+        for ignored in ({}, {"ignore_index": 2}):
+            model = model_of(op, [given, target], opset, reduction=reduction, **ignored)
+            plain = same(model, [given, target], "10.1")
+            expected = function(given, target, reduction=reduction, **ignored)
+            torch.testing.assert_close(run_model(plain, [given, target])[0], expected)
+
+
 def test_nothing_that_is_not_known_is_changed() -> None:
     x = torch.zeros(3, 3)
     model = model_of("Trilu", [x], 14)
@@ -165,7 +204,7 @@ def test_nothing_that_is_not_known_is_changed() -> None:
     assert model.SerializeToString() == before
 
 
-def test_defaults_of_the_parser_are_written_out() -> None:
+def test_defaults_of_the_parser_are_plainout() -> None:
     x = torch.randn(3, 3)
     for op, attribute, value in (("Trilu", "upper", 1), ("Selu", "alpha", 1.6732631921768188)):
         model = model_of(op, [x], 14)
@@ -177,6 +216,20 @@ def test_defaults_of_the_parser_are_written_out() -> None:
     lower = model_of("Trilu", [x], 14, upper=0)
     write_plainly(lower)
     assert [a.i for a in lower.graph.node[0].attribute] == [0]
+
+
+@pytest.mark.parametrize("opset", [16, 18])
+def test_a_scatter_without_reduction_does_not_say_so(opset: int) -> None:
+    """TensorRT 10.1 refuses the attribute even where it says nothing; one that says something stays."""
+    given = torch.randn(5, 2), torch.tensor([[3], [0]]), torch.randn(2, 2)
+    for reduction, left in (("none", []), ("add", ["reduction"])):
+        model = model_of("ScatterND", given, opset, reduction=reduction)
+        expected = run_model(model, given)[0]
+        assert not svexport.check(model, "10.1").ok
+        write_plainly(model)
+        assert [a.name for a in model.graph.node[0].attribute] == left
+        assert svexport.check(model, "10.1").ok == (reduction == "none")
+        torch.testing.assert_close(run_model(model, given)[0], expected)
 
 
 @pytest.mark.parametrize(

@@ -264,6 +264,13 @@ CASES = [
         one_node("DeformConv", IMAGE, WEIGHT, (FLOAT, [1, 18, 6, 6]), opset=19),
     ),
     Case("fmod", "8.5", one_node("Mod", ROW, ROW), one_node("Mod", ROW, ROW, fmod=1)),
+    Case(
+        "rounded_quotient",
+        "10.1",
+        one_node("Mod", ROW, ROW, fmod=1),
+        one_node("Mod", numbers(7, 8), numbers(2, 3), fmod=1),
+        "warning",
+    ),
     Case("to", "8.4", one_node("Cast", ROW, to=UINT8), one_node("Cast", ROW, to=INT8)),
     Case(
         "dtype",
@@ -602,6 +609,12 @@ CASES = [
         "8.6",
         one_node("Conv", IMAGE, Computed(WEIGHT)),
         one_node("Conv", IMAGE, Computed(WEIGHT), kernel_shape=[3, 3]),
+    ),
+    Case(
+        "kernel_shape",
+        "8.6",
+        one_node("Conv", IMAGE, WEIGHT, Computed(BIAS)),
+        one_node("Conv", IMAGE, WEIGHT, Computed(BIAS), kernel_shape=[3, 3]),
     ),
     Case(
         "ceil_mode",

@@ -140,7 +140,7 @@ OPERATORS: dict[str, Operator] = {
         m.within(r.VALUE_INT, before="9.2", kind="silent"),
     ),
     "ConstantOfShape": op("8.2", ""),
-    "Conv": op("8.2", "float int8", m.constant(2, "B"), r.KERNEL_SHAPE),
+    "Conv": op("8.2", "float int8", m.constant(2, "B", before="8.5"), r.KERNEL_SHAPE),
     "ConvTranspose": op("8.2", "float int8", m.constant(2, "B", before="8.5"), m.rank(0, 3, 4, 5)),
     "Cos": op("8.2", "float", UNARY),
     "Cosh": op("8.2", "float", UNARY),
@@ -237,7 +237,7 @@ OPERATORS: dict[str, Operator] = {
     "MeanVarianceNormalization": op("8.5", "float", m.refused("BOOL", "INT8", "INT32", "INT64")),
     "Min": op("8.2", "float int", NO_BOOL, *OLD),
     "Mish": op("10.0", "half", m.only("FLOAT", "FLOAT16")),
-    "Mod": op("8.5", "float int", r.MOD),
+    "Mod": op("8.5", "float int", r.MOD, r.ROUNDED_QUOTIENT),
     "Mul": op("8.2", "float int", NO_BOOL, *OLD),
     "Neg": op("8.2", "float int", m.refused("BOOL")),
     "NonMaxSuppression": op(

@@ -169,9 +169,11 @@ def _uneven_split(node: Node) -> Came:
 
 
 def _kernel_shape(node: Node) -> Came:
-    if node.attribute("kernel_shape") is not None or node.is_constant(1):
+    """Where weights or bias are computed, the parser does not look at the weights' sizes."""
+    if node.attribute("kernel_shape") is not None:
         return None
-    return f"none, and weights of {node.origin(1)}"
+    found = [index for index in (1, 2) if node.has_input(index) and not node.is_constant(index)]
+    return f"none, and {('weights', 'a bias')[found[0] - 1]} of {node.origin(found[0])}" if found else None
 
 
 def _pool_ceil(node: Node) -> Came:
@@ -344,6 +346,13 @@ def _mod(node: Node) -> Came:
     return f"fmod=0 and {kind}" if not node.attribute("fmod", 0) and kind not in ("INT32", "INT64") else None
 
 
+def _rounded_quotient(node: Node) -> Came:
+    """``x - y * trunc(x / y)`` of floats: a quotient that rounds to a whole number takes one ``y`` too many."""
+    if node.attribute("fmod", 0) and node.dtype(0) not in ("INT8", "INT32", "INT64"):
+        raise Undecided("x - y * trunc(x / y) in TensorRT, off by y where x / y rounds up to a whole number")
+    return None
+
+
 def _branches(node: Node) -> tuple[Any, Any]:
     return node.attribute("then_branch"), node.attribute("else_branch")
 
@@ -452,7 +461,7 @@ LOOP_COUNTER = Rule(
 LOOP_GIVEN = Rule(
     "loop_given", "trip count and condition as inputs, where the body uses them", _loop_given, "write them out"
 )
-KERNEL_SHAPE = Rule("kernel_shape", "kernel_shape, where weights are computed", _kernel_shape, "write it out")
+KERNEL_SHAPE = Rule("kernel_shape", "kernel_shape, where weights or a bias are computed", _kernel_shape, "write it out")
 POOL_CEIL = Rule("ceil_mode", "no window behind the data", _pool_ceil, "pad in the model, and pool without ceil_mode")
 ODD_INT4 = Rule("int4", "an even last dimension", _odd_int4, "pad the weights")
 ALL_AXES = Rule("empty_axes", "axes, or none at all", _nothing_to_reduce, "leave the input out: all are reduced then")
@@ -481,6 +490,7 @@ RESIZE_NEAREST = Rule(
     "nearest_mode", "nearest_mode='round_prefer_floor' with tf_half_pixel_for_nn", _nearest_of_tensorflow
 )
 MOD = Rule("fmod", "integers where fmod is 0", _mod, "export torch.fmod, or cast to integers")
+ROUNDED_QUOTIENT = Rule("rounded_quotient", "integers, or no x that is close to a multiple of y", _rounded_quotient)
 IF_COUNT = Rule("if_outputs", "as many outputs in both branches", _if_count)
 IF_RANKS = Rule("if_outputs", "outputs of the same rank in both branches", _if_ranks)
 IF_NAMES = Rule("if_names", "different names for the outputs of the branches", _if_names, "rename those of one branch")

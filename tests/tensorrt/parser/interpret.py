@@ -22,10 +22,12 @@ DTYPES = {
     3: torch.int32,
     4: torch.bool,
     5: torch.uint8,
+    6: torch.float8_e4m3fn,
     7: torch.bfloat16,
     8: torch.int64,
 }
-NUMPY = {0: np.float32, 1: np.float16, 2: np.int8, 3: np.int32, 4: np.bool_, 5: np.uint8, 7: np.uint16, 8: np.int64}
+NUMPY = {0: np.float32, 1: np.float16, 2: np.int8, 3: np.int32, 4: np.bool_, 5: np.uint8, 8: np.int64}
+NUMPY |= {6: np.uint8, 7: np.uint16}  # of those that numpy has not, the bits
 Record = Mapping[str, Any]
 """A layer or a tensor as the host writes it."""
 Plugin = Callable[[int, Sequence[Tensor]], Sequence[Tensor]]
@@ -66,8 +68,7 @@ def weights(record: Record, dims: Sequence[int] | None = None) -> Tensor:
         raise Unsupported("the type of a constant")
     array = np.frombuffer(bytes.fromhex(record.get("hex", "")), NUMPY[record["type"]])
     tensor = torch.from_numpy(array.copy())
-    if record["type"] == 7:
-        tensor = tensor.view(torch.bfloat16)
+    tensor = tensor.view(DTYPES[record["type"]])
     return tensor if dims is None else tensor.reshape([int(d) for d in dims])
 
 
@@ -362,7 +363,11 @@ def quantization(layer: Layer) -> Tensor:
     if layer["out"][0]["type"] not in DTYPES:
         raise Unsupported("a quantized type")
     step = step.reshape(()) if step.numel() == 1 else along(step, layer["Axis"], x.dim()) if step.dim() == 1 else step
-    return torch.round(x / step).clamp(-128, 127) if layer["kind"] == "Quantize" else x.to(step.dtype) * step
+    if layer["kind"] == "Dequantize":
+        return x.to(step.dtype) * step
+    if layer["out"][0]["type"] == 6:
+        return (x / step).clamp(-448, 448)  # rounded as it becomes fp8
+    return torch.round(x / step).clamp(-128, 127)
 
 
 def normalization(layer: Layer) -> Tensor:

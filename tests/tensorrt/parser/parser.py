@@ -194,7 +194,12 @@ def difference(results: Sequence[Tensor], expected: Sequence[Tensor]) -> str:
     return ""
 
 
-def outcome(parsed: Parsed, feeds: Mapping[str, Tensor] | None, expected: Sequence[Tensor] | None) -> tuple[str, str]:
+def outcome(
+    parsed: Parsed,
+    feeds: Mapping[str, Tensor] | None,
+    expected: Sequence[Tensor] | None,
+    compare: Callable[[Sequence[Tensor], Sequence[Tensor]], str] = difference,
+) -> tuple[str, str]:
     """What the parser made of a model, and why.
 
     ``refused``; ``right``: the network computes what is expected; ``other``: it does not, or has other inputs;
@@ -210,7 +215,7 @@ def outcome(parsed: Parsed, feeds: Mapping[str, Tensor] | None, expected: Sequen
         return "taken", str(unsupported)
     except Exception as error:  # noqa: BLE001 - whatever a network that means something else runs into
         return "other", f"{type(error).__name__}: {error}"
-    wrong = difference(results, expected)
+    wrong = compare(results, expected)
     return ("other", wrong) if wrong else ("right", "")
 
 

@@ -1,0 +1,61 @@
+"""The zoo and other people's architectures in NVIDIA's parser: what ``svexport check`` says, and what comes out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import svexport
+from svexport.errors import SvexportError
+from svexport.tracing.arguments import leaves
+from tests.exporter.test_architectures import ARCHITECTURES, like_trained
+from tests.exporter.zoo import ZOO
+from tests.exporter.zoo import test_zoo as _models  # noqa: F401 - which imports them all
+from tests.tensorrt.parser.parser import Parser, outcome
+from tests.tensorrt.parser.test_files import known, tensors
+
+OPSETS = (11, 13, 17, 20)
+
+INEXACT = {"int64_range", "rounded_quotient"}
+"""Warnings of numbers that the layers do not hold, or compute in another way close to a border."""
+
+
+def agreed(parser: Parser, library: Path, path: Path, model: nn.Module, args: object, opset: int) -> None:
+    """A file for the parser's version is right where check has no error against it, and refused where it has one."""
+    known(parser, opset)
+    try:
+        report = svexport.export(model, args, path, opset=opset, target=str(parser), verify=False)
+    except SvexportError as error:
+        pytest.skip(f"not exported for TensorRT {parser}: {error}")
+    with torch.no_grad():
+        result = model(**args) if isinstance(args, dict) else model(*_positional(args))
+    expected = [leaf for _, leaf in leaves(result) if isinstance(leaf, torch.Tensor)]  # of caches, too
+    (parsed,) = parser.read([path], library)
+    found, why = outcome(parsed, dict(zip(report.inputs, tensors(args), strict=False)), expected)
+    assert report.check is not None
+    if found == "other" and INEXACT & {finding.rule for finding in report.check.findings}:
+        return
+    assert found in ("right", "refused"), why
+    assert report.check.ok == (found == "right"), (why, [finding.came for finding in report.check.errors])
+
+
+def _positional(args: object) -> tuple:
+    return args if isinstance(args, tuple) else (args,)
+
+
+@pytest.mark.parametrize(("name", "opset"), [(name, OPSETS[i % 4]) for i, name in enumerate(ZOO)])
+def test_zoo(parser: Parser, plugin_library: Path, tmp_path: Path, name: str, opset: int) -> None:
+    model, args = ZOO[name].build().eval(), ZOO[name].inputs(2)
+    agreed(parser, plugin_library, tmp_path / "m.onnx", model, args, opset)
+
+
+@pytest.mark.large
+@pytest.mark.parametrize(("name", "opset"), [(name, OPSETS[i % 4]) for i, name in enumerate(ARCHITECTURES)])
+def test_architectures(parser: Parser, plugin_library: Path, tmp_path: Path, name: str, opset: int) -> None:
+    torch.manual_seed(0)
+    model, args = ARCHITECTURES[name][0]()
+    like_trained(model)
+    agreed(parser, plugin_library, tmp_path / "m.onnx", model.eval(), args, opset)
