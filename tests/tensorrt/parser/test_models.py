@@ -15,7 +15,7 @@ from tests.exporter.test_architectures import ARCHITECTURES, like_trained
 from tests.exporter.zoo import ZOO
 from tests.exporter.zoo import test_zoo as _models  # noqa: F401 - which imports them all
 from tests.tensorrt.parser.parser import Parser, outcome
-from tests.tensorrt.parser.test_files import known, tensors
+from tests.tensorrt.parser.test_files import known
 
 OPSETS = (11, 13, 17, 20)
 
@@ -30,16 +30,22 @@ def agreed(parser: Parser, library: Path, path: Path, model: nn.Module, args: ob
         report = svexport.export(model, args, path, opset=opset, target=str(parser), verify=False)
     except SvexportError as error:
         pytest.skip(f"not exported for TensorRT {parser}: {error}")
+    given = _tensors(args)  # caches among them grow in the run
     with torch.no_grad():
         result = model(**args) if isinstance(args, dict) else model(*_positional(args))
-    expected = [leaf for _, leaf in leaves(result) if isinstance(leaf, torch.Tensor)]  # of caches, too
+    expected = _tensors(result)
     (parsed,) = parser.read([path], library)
-    found, why = outcome(parsed, dict(zip(report.inputs, tensors(args), strict=False)), expected)
+    found, why = outcome(parsed, dict(zip(report.inputs, given, strict=False)), expected)
     assert report.check is not None
     if found == "other" and INEXACT & {finding.rule for finding in report.check.findings}:
         return
     assert found in ("right", "refused"), why
     assert report.check.ok == (found == "right"), (why, [finding.came for finding in report.check.errors])
+
+
+def _tensors(value: object) -> list[torch.Tensor]:
+    """Those in caches, too."""
+    return [leaf for _, leaf in leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def _positional(args: object) -> tuple:
