@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -31,9 +31,6 @@ CLOSE = 2.0**-17
 
 MOST_ROUNDING = 10.0
 """What differs by more is held to so many times torch's own rounding."""
-
-SEEN = 2.0**-14
-"""The same of what torch's own rounding on the given inputs explains by itself: at most."""
 
 CLOSEST = 5.0
 """Of torch's own rounding, measured with perturbations of one rounding error: files that are right keep below 2.5."""
@@ -134,22 +131,13 @@ def closely(
     return (0.0, tight) if tight < usual[1] + usual[0] * scale else usual
 
 
-def hold_closely(
-    found: list[Parity],
-    rounding: Rounding,
-    pairs: Sequence[tuple[str, Tensor, Tensor]],
-    seen: Mapping[str, float],
-) -> None:
-    """Of ``found``, which agrees, holds to torch's own rounding what is further apart than two runtimes usually are.
-
-    That is measured where an output differs by more than ``seen`` of its largest number, by name: what torch was seen
-    to differ by itself on other inputs like these, a tenth of what it may differ by.
-    """
+def hold_closely(found: list[Parity], rounding: Rounding, pairs: Sequence[tuple[str, Tensor, Tensor]]) -> None:
+    """Of ``found``, which agrees, holds to torch's own rounding what is further apart than two runtimes usually are."""
     for index, (name, e, a) in enumerate(pairs):
         if not e.is_floating_point():
             continue
         p, scale = found[index], largest(e)
-        if p.max_abs <= max(CLOSE, min(seen.get(name, 0.0), SEEN)) * scale:
+        if p.max_abs <= CLOSE * scale:
             continue
         own = rounding.own(index, p.max_abs / MOST_ROUNDING)
         rtol, atol = closely(e, (p.rtol, p.atol), own)

@@ -133,8 +133,7 @@ def export(
         atol: absolute tolerance of verification; default: 1e-4, of half models what their type can resolve, times the
             largest number of the output where that is below 1; more, up to that, where torch's own rounding is. Where
             both are the default, nor half types or quantizers take part, ten times torch's own rounding, of what
-            differs by more than 2**-17 of that number, or on inputs like the given ones by more than that rounding was
-            there (2**-14 of it at most).
+            differs by more than 2**-17 of that number.
         freeze: names of inputs that become constants of the file, with the values in ``args``; the report's notes and
             the file's ``doc_string`` say so.
         keep: with a half ``dtype``, what stays float32: names of modules, or patterns of them (``"head.*"``), with all

@@ -131,12 +131,6 @@ class Rounding:
             pass
         return own
 
-    def relative(self, names: Sequence[str]) -> dict[str, float]:
-        """The same by name, over the largest number of the output of floats, as far as it was looked for."""
-        floats = [(i, name) for i, name in enumerate(names) if self._expected[i].is_floating_point()]
-        own = {name: (self._own(index), _scale(self._expected[index])) for index, name in floats}
-        return {name: gap / scale for name, (gap, scale) in own.items() if gap is not None and scale}
-
     def _own(self, index: int) -> float | None:
         """By what is known so far."""
         gap, expected = self.gaps[index], self._expected[index]

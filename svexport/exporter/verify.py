@@ -165,7 +165,6 @@ class Verification:
         self._compared: dict[str, Way] = {}
         self._agreed: dict[str, None] = {}
         self._far: dict[str, tuple[Tensor, ...]] = {}  # what torch made of far inputs
-        self._seen: Mapping[str, float] = {}  # torch's own rounding on the given inputs, as far as it was looked for
         self._failing: dict[str, tuple[list[Tensor], list[Tensor]]] = {}  # inputs and what the file made of them
         self._infinite: dict[Parity, tuple[int, int]] = {}  # how many elements of torch's result and of the file's
         self._random = self._sized = False  # whether forward draws random numbers, and some run had other sizes
@@ -455,9 +454,7 @@ class Verification:
         with self.as_files:
             if all(p.ok for p in found):
                 if self.held_to.fine and self._closely(run):
-                    hold_closely(found, rounding, pairs, {} if _is_far(run) else self._seen)
-                    if run == "given":
-                        self._seen = rounding.relative(self.output_names)
+                    hold_closely(found, rounding, pairs)
             else:
                 if self._ways[run].calls(ROUNDING):
                     allow_steps(found, self._copies, inputs, pairs, self.notes)
