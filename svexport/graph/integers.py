@@ -137,7 +137,33 @@ class Known:
         if kind in ("Mul", "Add", "Sub"):
             bounds = [self.largest(value, steps) for value in given]
             return math.prod(bounds) if kind == "Mul" else sum(bounds)
+        if kind == "Min":
+            below = -min(self.lowest(value, steps) for value in given)
+            return max(below, min(self.largest(value, steps) for value in given))
         return math.inf
+
+    def lowest(self, name: str, steps: int = 50) -> float:
+        """What no number of a tensor is below, nor is any NaN; minus infinity where that is not known."""
+        if (array := self.array(name)) is not None:
+            return float(np.nan_to_num(array.astype(np.float64), nan=-math.inf).min(initial=0))
+        node = self.made_by.get(name)
+        if node is None or not steps:
+            return -math.inf
+        kind, given = node.op_type, [value for value in node.input if value]
+        if kind in PLACES:
+            return 0
+        if kind == "Cast" and self.largest(given[0], steps) > _LARGEST.get(self.value(name).dtype or 0, math.inf):
+            return -math.inf
+        if kind in _OF_THE_FIRST - {"Abs", "Neg"}:
+            return self.lowest(given[0], steps - 1)
+        if kind == "Where":
+            asked, (x, other) = self.made_by.get(given[0]), given[1:]
+            if asked is not None and asked.op_type == "Greater" and asked.input[0] == x:  # x > y ? x : other
+                x = asked.input[1]
+            return min(self.lowest(x, steps - 1), self.lowest(other, steps - 1))
+        if kind in ("Concat", "Min"):
+            return min(self.lowest(value, steps - 1) for value in given)
+        return -math.inf
 
     def is_of_sizes(self, name: str) -> bool:
         """Whether a tensor has sizes of one tensor alone, of which the product counts elements."""

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 import svexport
+from svexport.graph.integers import write_exactly
+from svexport.graph.types import infer_types
 from tests.exporter.aten import Call, agrees, exported
 
 ENDS = [2**63 - 1, -(2**63), 2**53 + 1, -(2**53) - 1, 2**31, -(2**31) - 1, 3, -5, 0]
@@ -93,3 +95,21 @@ def test_dynamic_counts_of_sizes_stay(tmp_path: Path) -> None:
     args = torch.randn(5, 3), torch.tensor([True, False, True, True, False])
     svexport.export(Mean(), args, tmp_path / "m.onnx", opset=11)
     assert "Scan" not in {node.op_type for node in onnx.load(tmp_path / "m.onnx").graph.node}
+
+
+@pytest.mark.parametrize(("least", "kind", "changes"), [(-2, "Min", False), (-1e6, "Min", True), (-2, "Max", True)])
+def test_places_within_an_image_are_summed_as_they_are(least: float, kind: str, changes: bool) -> None:
+    """Floats of which NaN becomes the least, within bounds: what a place is computed of in bodies of grid_sample."""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+        places (float[n, 3] x) => (int32[n] y)
+        <float least = {{{least}}}, float most = {{32}}, int32[3] strides = {{1, 36, 1296}}, int64[1] axes = {{1}}> {{
+            above = Greater(x, least)
+            known = Where(above, x, least)
+            within = {kind}(known, most)
+            whole = Cast<to = 6>(within)
+            places = Mul(whole, strides)
+            y = ReduceSum<keepdims = 0>(places, axes)
+        }}""")
+    before = len(model.graph.node)
+    write_exactly(model, lambda: infer_types(model))
+    assert (len(model.graph.node) != before) == changes
