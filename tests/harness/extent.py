@@ -45,7 +45,7 @@ class Extent(NamedTuple):
 
 
 SOME = Extent(product=0.5, cases=1.0, case=4.0, exhaustive=False)
-MOST = Extent(product=1.5, cases=6.0, case=math.inf, exhaustive=True)
+MOST = Extent(product=3.0, cases=15.0, case=math.inf, exhaustive=True)
 
 
 def add_options(parser: pytest.Parser) -> None:
