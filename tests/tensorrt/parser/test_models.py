@@ -11,6 +11,9 @@ from torch import nn
 import svexport
 from svexport.errors import SvexportError
 from svexport.tracing.arguments import leaves
+
+pytest.importorskip("transformers")  # or the architectures are skipped, half imported
+
 from tests.exporter.test_architectures import ARCHITECTURES, like_trained
 from tests.exporter.zoo import ZOO
 from tests.exporter.zoo import test_zoo as _models  # noqa: F401 - which imports them all
