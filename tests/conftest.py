@@ -53,7 +53,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     extent.select(items, config)
-    kernels.select(items, everything=config.getoption("all") or config.getoption("most"))
+    kernels.select(items, everything=extent.is_long(config))
     extent.order(items)
 
 

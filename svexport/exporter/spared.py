@@ -147,9 +147,6 @@ def rules_where_they_may_match() -> Iterator[None]:
     from onnxscript.rewriter._rewrite_rule import RewriteRule
 
     own = RewriteRule.try_rewrite
-    patterns: dict[
-        Any, tuple[str | None, Any]
-    ] = {}  # by rule, with the type of node, or none of a rule for all of them
 
     def may_match(pattern: Any, node: Any) -> bool:
         last = pattern.op_identifier()
@@ -168,12 +165,7 @@ def rules_where_they_may_match() -> Iterator[None]:
         return True
 
     def try_rewrite(self: Any, model: Any, graph: Any, node: Any, **options: Any) -> Any:
-        if self not in patterns:
-            pattern = self._target_pattern.output_nodes[0]
-            last = pattern.op_identifier()
-            patterns[self] = (last[1] if last else None), pattern
-        kind, pattern = patterns[self]
-        if kind not in (None, node.op_type) or not may_match(pattern, node):
+        if not may_match(self._target_pattern.output_nodes[0], node):
             return None
         return own(self, model, graph, node, **options)
 

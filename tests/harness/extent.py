@@ -56,6 +56,11 @@ def add_options(parser: pytest.Parser) -> None:
     group.addoption("--keep-durations", action="store_true", help=f"write those of this run to {DURATIONS.name}")
 
 
+def is_long(config: pytest.Config) -> bool:
+    """Whether more runs than by default."""
+    return bool(config.getoption("most") or config.getoption("all"))
+
+
 def select(items: list[pytest.Item], config: pytest.Config) -> None:
     """Keeps the tests that are wanted, deselects the others."""
     if config.getoption("all"):

@@ -19,6 +19,7 @@ import torch
 
 from svexport.exporter import trace
 from svexport.exporter.opsets import FIRST_DYNAMO_OPSET, LAST_TORCHSCRIPT_OPSET
+from tests.harness import extent
 
 FALLBACKS = Path(__file__).with_name("fallbacks.json")
 """The torch that it was written with and, by test, why torch.export did not trace."""
@@ -62,7 +63,7 @@ def configure(config: pytest.Config) -> None:
     keeps = config.getoption("keep_fallbacks")
     known = read()
     # The list is of the tests that run by default.
-    judges = not keeps and not (config.getoption("all") or config.getoption("most")) and known["torch"] == _torch()
+    judges = not keeps and not extent.is_long(config) and known["torch"] == _torch()
     config.stash[KNOWN] = known["tests"] if judges else None
     if keeps and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Keep())
