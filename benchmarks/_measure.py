@@ -108,12 +108,14 @@ def queued_times(functions: Mapping[str, Callable[[], Any]], runs: int = 100) ->
     return _summary(times)
 
 
-def eager_times(functions: Mapping[str, Callable[[], Any]], runs: int = 20, calls: int = 5) -> dict[str, dict]:
-    """Times plain calls, several at once and in turn, launches included; the result as of :func:`graph_times`.
+def eager_times(functions: Mapping[str, Callable[[], Any]], runs: int = 20, seconds: float = 0.1) -> dict[str, dict]:
+    """Times plain calls, launches included, in turn and five at once, or as many as take ``seconds``.
 
     Every other round goes backwards: what comes first in a round, or after its like, is favoured no more than others.
+    The result is as of :func:`graph_times`.
     """
     times: dict[str, list[float]] = {name: [] for name in functions}
+    calls = max(1, min(5, int(seconds / max(map(_seconds, functions.values())))))
     for index in range(runs + 2):
         for name, function in list(functions.items())[:: -1 if index % 2 else 1]:
             torch.cuda.synchronize()
@@ -142,6 +144,15 @@ def noise(row: dict) -> float:
         return 1.0
     first, again = (row["times"][name]["median"] for name in (row["peer"], f"{row['peer']} again"))
     return max(first, again) / min(first, again)
+
+
+def _seconds(function: Callable[[], Any]) -> float:
+    function()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    function()
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
 
 
 def _timed(function: Callable[[], Any]) -> tuple[torch.cuda.Event, torch.cuda.Event]:

@@ -9,10 +9,13 @@ room for.
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import json
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -60,6 +63,14 @@ def others(name: str) -> tuple[nn.Module, tuple]:
     return model.eval(), inputs
 
 
+@contextmanager
+def in_turn() -> Iterator[None]:
+    """Alone among processes that prepare side by side (``--apart``): ``replace`` chooses by what it times."""
+    with Path(tempfile.gettempdir(), "svexport-benchmark.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 @lru_cache(maxsize=1)  # of large models no two have to fit
 def pair(name: str, batch: int, half: bool) -> tuple[nn.Module, nn.Module, tuple]:
     """A model, its copy, made under autocast where it is to run there, and inputs of both, on the GPU."""
@@ -70,7 +81,7 @@ def pair(name: str, batch: int, half: bool) -> tuple[nn.Module, nn.Module, tuple
 
     inputs = rebuild(one, repeated)
     model = model.to(DEVICE)
-    with torch.autocast(DEVICE, enabled=half):
+    with in_turn(), torch.autocast(DEVICE, enabled=half):
         return model, svexport.replace(model, inputs, verbose=False), inputs
 
 
