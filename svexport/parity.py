@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -78,8 +79,16 @@ def parity(
 ) -> Parity:
     """Compares two tensors element by element, in float64; NaN equals NaN, an infinity equals itself.
 
-    Tensors of different shapes or data types never agree: every element counts as mismatched.
+    Tensors of different shapes or data types never agree: every element counts as mismatched. Where both are on one GPU
+    they are compared there, unless it has no room for that.
     """
+    if expected.device == actual.device and expected.is_cuda:
+        with suppress(torch.OutOfMemoryError):
+            return _parity(name, expected, actual, run, rtol, atol)
+    return _parity(name, expected.cpu(), actual.cpu(), run, rtol, atol)
+
+
+def _parity(name: str, expected: Tensor, actual: Tensor, run: str, rtol: float, atol: float) -> Parity:
     low, high = HISTOGRAM_RANGE
     bins = high - low
     shape, dtype = tuple(expected.shape), str(expected.dtype).removeprefix("torch.")
@@ -88,7 +97,7 @@ def parity(
         count = max(expected.numel(), actual.numel(), 1)
         return Parity(found, run, shape, dtype, math.inf, math.inf, 0.0, count, (0,) * bins, rtol, atol)
     wide = torch.complex128 if expected.is_complex() else torch.float64
-    e, a = expected.detach().cpu().to(wide).flatten(), actual.detach().cpu().to(wide).flatten()
+    e, a = expected.detach().to(wide).flatten(), actual.detach().to(wide).flatten()
     if not e.numel():
         return Parity(name, run, shape, dtype, 0.0, 0.0, 1.0, 0, (0,) * bins, rtol, atol)
     error, magnitude = (e - a).abs(), e.abs()

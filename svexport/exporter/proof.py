@@ -61,13 +61,12 @@ class Proof:
 
     def add_gradients(self, theirs: Callable[..., Any], ours: Callable[..., Any], arguments: Sequence[Any]) -> None:
         """Compares gradients, in float64 and a little beside the arguments: at the edges of pixels there are none."""
-        generator = torch.Generator().manual_seed(0)
+        noise = _Uniform(0)
 
         def near(t: Tensor) -> Tensor:
             if not t.is_floating_point():
                 return t
-            noise = torch.rand(t.shape, generator=generator, dtype=torch.float64).to(t.device)
-            return (t.detach().double() + 1e-3 * noise).requires_grad_()
+            return (t.detach().double() + 1e-3 * noise.like(t, torch.float64)).requires_grad_()
 
         given = rebuild(tuple(arguments), near)
         wanted = [t for _, t in leaves(given) if isinstance(t, Tensor) and t.requires_grad]
@@ -76,8 +75,8 @@ class Proof:
             with torch.enable_grad():
                 for function in (theirs, ours):
                     outputs = [t for _, t in leaves(function(*given)) if isinstance(t, Tensor) and t.requires_grad]
-                    cotangent = torch.Generator().manual_seed(1)
-                    weights = [torch.rand(t.shape, generator=cotangent, dtype=t.dtype).to(t.device) for t in outputs]
+                    cotangent = _Uniform(1)
+                    weights = [cotangent.like(t, t.dtype) for t in outputs]
                     total = sum(((t * w).sum() for t, w in zip(outputs, weights, strict=True)), torch.zeros(()))
                     if not outputs:
                         found.append([None] * len(wanted))
@@ -103,6 +102,19 @@ class Proof:
         unproven = "not proven: not reached" if given else "not proven: no inputs"
         error = max(self.errors, default=math.nan)
         return len(self.errors), error, f"max error {error:.1e}" if self.errors else unproven
+
+
+class _Uniform:
+    """Numbers from 0 to 1, the same ones of one seed, made where they are used: on a CPU large ones take seconds."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def like(self, t: Tensor, dtype: torch.dtype) -> Tensor:
+        if t.device not in self._generators:
+            self._generators[t.device] = torch.Generator(t.device).manual_seed(self._seed)
+        return torch.rand(t.shape, generator=self._generators[t.device], dtype=dtype, device=t.device)
 
 
 def _tensors(value: Any) -> list[Tensor]:
