@@ -409,7 +409,7 @@ def layer_figure(layers: Sequence[Parity], atol: float) -> Figure:
         name = f"\u00a0{cut(layers[first].name)}\u00a0"
         axes.text(first, 0.93, name, transform=axes.get_xaxis_transform(), ha=align, color=_BAD)
     axes.set_yscale("log")
-    axes.set_ylim(min(heights) / 3, max(*heights, atol, _FLOOR) * 30)
+    axes.set_ylim(min(*heights, atol or heights[0]) / 3, max(*heights, atol, _FLOOR) * 30)
     if atol > 0:
         axes.axhline(atol, color=_INK, linewidth=1, linestyle=(0, (4, 3)))
     axes.yaxis.set_major_formatter(

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from svexport.text import plain
@@ -127,7 +128,7 @@ class CheckReport:
         """
         from svexport import html
 
-        html.write(path, html.page(f"{self.source} for {self.target}", *self.html_body()))
+        html.write(path, html.page(f"{Path(self.source).name} for {self.target}", *self.html_body()))
 
     def _repr_html_(self) -> str:
         from svexport import html
