@@ -1,6 +1,7 @@
 #include "attention.h"
 
 #include "mma.cuh"
+#include "overlap.cuh"
 
 namespace svexport {
 namespace {
@@ -22,6 +23,8 @@ __global__ void __launch_bounds__(256) attention_kernel(const T* qkv, T* output,
   const T* base = qkv + first * row + head * dim;
   const float scale = rsqrtf(static_cast<float>(dim)) * kLog2E;
 
+  wait_for_previous();
+  start_next();
   float q[D], sum[D] = {}, largest = -INFINITY, total = 0;
 #pragma unroll
   for (int d = 0; d < D; ++d) q[d] = query < queries && d < dim ? to_float(base[query * row + d]) * scale : 0.f;
@@ -124,6 +127,8 @@ __global__ void __launch_bounds__(128) attention_mma_kernel(const T* qkv, T* out
     copy_async_commit();
   };
 
+  wait_for_previous();
+  start_next();
   fetch(0);
   uint32_t query[D / 16][4];
   const int query0 = blockIdx.x * 64 + threadIdx.x / 32 * 16 + group;
@@ -200,13 +205,19 @@ __global__ void __launch_bounds__(128) attention_mma_kernel(const T* qkv, T* out
   }
 }
 
+// What scores are counted from: the largest so far, or 0 while there is none, which all are as far below.
+__device__ __forceinline__ float base_of(float largest) { return largest == -INFINITY ? 0.f : largest; }
+
 // fp32, head dimension D, the same by products of tf32 parts. Dimensions of a fragment are permuted so that a lane has four
-// adjacent ones, keys so that it has the scores where it needs the weights.
+// adjacent ones, keys so that it has the scores where it needs the weights. Two warps have the same queries and half of
+// each tile's keys: of 900 queries with 8 heads there is one block for a multiprocessor, whose schedulers wait with one warp.
 template <int D>
-__global__ void __launch_bounds__(128) attention_float_kernel(const float* qkv, float* output, int queries, int heads) {
-  constexpr int kKeys = D > 32 ? 32 : 64, kKeyPitch = D + 16, kValuePitch = D + 4;  // against bank conflicts
+__global__ void __launch_bounds__(256) attention_float_kernel(const float* qkv, float* output, int queries, int heads) {
+  constexpr int kKeys = D > 32 ? 32 : 64, kHalf = kKeys / 2;
+  constexpr int kKeyPitch = D + 16, kValuePitch = D + 4;  // against bank conflicts
   __shared__ __align__(16) float shared[2][kKeys * (kKeyPitch + kValuePitch)];
   const int lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4, head = blockIdx.y % heads;
+  const int half = threadIdx.x / 128;
   const int64_t row = 3ll * heads * D, first = static_cast<int64_t>(blockIdx.y / heads) * queries;
   const float* base = qkv + first * row + head * D;
   const int tiles = ceil_div(queries, kKeys);
@@ -214,8 +225,8 @@ __global__ void __launch_bounds__(128) attention_float_kernel(const float* qkv, 
   auto fetch = [&](int tile) {
     if (tile < tiles) {
 #pragma unroll
-      for (int i = 0; i < 2 * kKeys * D / 4 / 128; ++i) {
-        const int piece = i * 128 + threadIdx.x, which = piece / (kKeys * D / 4), at = piece % (kKeys * D / 4);
+      for (int i = 0; i < 2 * kKeys * D / 4 / 256; ++i) {
+        const int piece = i * 256 + threadIdx.x, which = piece / (kKeys * D / 4), at = piece % (kKeys * D / 4);
         const int key = at / (D / 4), d = at % (D / 4) * 4, from = tile * kKeys + key;
         const bool in = from < queries;
         float* to = shared[tile % 2] + (which ? kKeys * kKeyPitch + key * kValuePitch : key * kKeyPitch) + d;
@@ -225,10 +236,12 @@ __global__ void __launch_bounds__(128) attention_float_kernel(const float* qkv, 
     copy_async_commit();
   };
 
+  wait_for_previous();
+  start_next();
   fetch(0);
   const float scale = rsqrtf(static_cast<float>(D)) * kLog2E;
   Parts query[D / 8][4];
-  const int query0 = blockIdx.x * 64 + threadIdx.x / 32 * 16 + group;
+  const int query0 = blockIdx.x * 64 + threadIdx.x % 128 / 32 * 16 + group;
 #pragma unroll
   for (int k = 0; k < D / 16; ++k) {
 #pragma unroll
@@ -244,10 +257,11 @@ __global__ void __launch_bounds__(128) attention_float_kernel(const float* qkv, 
     copy_async_wait<0>();
     __syncthreads();
     fetch(tile + 1);
-    const float *keys = shared[tile % 2], *values = keys + kKeys * kKeyPitch;
-    float score[kKeys / 8][4] = {};
+    const float *keys = shared[tile % 2] + half * kHalf * kKeyPitch;
+    const float* values = shared[tile % 2] + kKeys * kKeyPitch + half * kHalf * kValuePitch;
+    float score[kHalf / 8][4] = {};
 #pragma unroll
-    for (int n = 0; n < kKeys / 8; ++n) {
+    for (int n = 0; n < kHalf / 8; ++n) {
 #pragma unroll
       for (int k = 0; k < D / 16; ++k) {
         const Vec<float, 4> v = load<float, 4>(keys + (n * 8 + group) * kKeyPitch + k * 16 + pair * 4);
@@ -256,25 +270,26 @@ __global__ void __launch_bounds__(128) attention_float_kernel(const float* qkv, 
       }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        if (tile * kKeys + n * 8 + pair * 2 + i % 2 >= queries) score[n][i] = -INFINITY;
+        if (tile * kKeys + half * kHalf + n * 8 + pair * 2 + i % 2 >= queries) score[n][i] = -INFINITY;
       }
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {  // rows group and group + 8
-      const float higher = row_max(score, r, largest[r]), shrink = exp2f(largest[r] - higher);
-      largest[r] = higher;
+      const float before = largest[r];
+      largest[r] = row_max(score, r, before);
+      const float base = base_of(largest[r]), shrink = exp2f(before - base);
       total[r] *= shrink;
 #pragma unroll
-      for (int n = 0; n < kKeys / 8; ++n) {
+      for (int n = 0; n < kHalf / 8; ++n) {
 #pragma unroll
-        for (int i = 2 * r; i < 2 * r + 2; ++i) total[r] += score[n][i] = exp2f(score[n][i] - higher);
+        for (int i = 2 * r; i < 2 * r + 2; ++i) total[r] += score[n][i] = exp2f(score[n][i] - base);
       }
 #pragma unroll
       for (int n = 0; n < D / 8; ++n) sum[n][2 * r] *= shrink, sum[n][2 * r + 1] *= shrink;
     }
     float tile_sum[D / 8][4] = {};  // tensor cores cut off what they add: long sums are ours
 #pragma unroll
-    for (int k = 0; k < kKeys / 8; ++k) {
+    for (int k = 0; k < kHalf / 8; ++k) {
       const Parts weights[4] = {parts(score[k][0]), parts(score[k][2]), parts(score[k][1]), parts(score[k][3])};
       const float* from = values + (k * 8 + pair * 2) * kValuePitch + group;
 #pragma unroll
@@ -283,9 +298,28 @@ __global__ void __launch_bounds__(128) attention_float_kernel(const float* qkv, 
 #pragma unroll
     for (int i = 0; i < D / 2; ++i) sum[i / 4][i % 4] += tile_sum[i / 4][i % 4];
   }
+
+  // The second half of the warps leave theirs to the first, a column of shared memory each.
+  __syncthreads();
+  float* left = shared[0] + threadIdx.x % 128;
+#pragma unroll
+  for (int r = 0; r < 2 && half; ++r) {
+    left[r * 128] = largest[r], left[(2 + r) * 128] = total[r];
+#pragma unroll
+    for (int i = 0; i < D / 4; ++i) left[(4 + r * D / 4 + i) * 128] = sum[i / 2][2 * r + i % 2];
+  }
+  __syncthreads();
+  if (half) return;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const float all = quad_sum(total[r]);
+    const float base = base_of(fmaxf(largest[r], left[r * 128]));
+    const float mine = exp2f(largest[r] - base), theirs = exp2f(left[r * 128] - base);
+    const float all = quad_sum(total[r] * mine + left[(2 + r) * 128] * theirs);
+#pragma unroll
+    for (int i = 0; i < D / 4; ++i) {
+      float& to = sum[i / 2][2 * r + i % 2];
+      to = to * mine + left[(4 + r * D / 4 + i) * 128] * theirs;
+    }
     const int q = query0 + r * 8;
     if (q >= queries) continue;
 #pragma unroll
@@ -301,12 +335,11 @@ cudaError_t launch_mma(const T* qkv, T* output, int batch, int queries, int head
   const dim3 grid(ceil_div(queries, 64), batch * heads);
   if constexpr (sizeof(T) == 2) {
     const auto kernel = head_dim == 32 ? attention_mma_kernel<T, 32> : attention_mma_kernel<T, 64>;
-    kernel<<<grid, 128, 0, stream>>>(qkv, output, queries, heads);
+    return launch(kernel, grid, 128, 0, stream, true, qkv, output, queries, heads);
   } else {
     const auto kernel = head_dim == 32 ? attention_float_kernel<32> : attention_float_kernel<64>;
-    kernel<<<grid, 128, 0, stream>>>(qkv, output, queries, heads);
+    return launch(kernel, grid, 256, 0, stream, true, qkv, output, queries, heads);
   }
-  return cudaGetLastError();
 }
 
 }  // namespace
@@ -324,8 +357,8 @@ cudaError_t attention(const void* qkv, void* output, int batch, int queries, int
     }
     const dim3 grid(ceil_div(queries, 64), batch * heads);
     const auto kernel = head_dim <= 32 ? attention_kernel<T, 32> : attention_kernel<T, 64>;
-    kernel<<<grid, 256, 0, stream>>>(static_cast<const T*>(qkv), static_cast<T*>(output), queries, heads, head_dim);
-    return cudaGetLastError();
+    return launch(kernel, grid, 256, 0, stream, true, static_cast<const T*>(qkv), static_cast<T*>(output), queries, heads,
+                  head_dim);
   });
 }
 

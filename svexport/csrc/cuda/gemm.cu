@@ -1,6 +1,7 @@
 #include "gemm.h"
 
 #include "mma.cuh"
+#include "overlap.cuh"
 
 namespace svexport {
 namespace {
@@ -37,7 +38,7 @@ __global__ void __launch_bounds__(128) linear_mma_kernel(const __grid_constant__
   const T* weight = static_cast<const T*>(a.weight);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, steps = ceil_div(a.in, kInner);
 
-  auto fetch = [&](int step) {
+  auto fetch = [&](int step, bool of_x, bool of_weight) {
     if (step < steps) {
 #pragma unroll
       for (int i = 0; i < kTile * kInner / 8 / 128; ++i) {
@@ -50,6 +51,7 @@ __global__ void __launch_bounds__(128) linear_mma_kernel(const __grid_constant__
         const bool in[2] = {row_in, column_in};
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
+          if (!(m ? of_weight : of_x)) continue;
           if (kVector) {
             copy_async(to[m], k < a.in ? from[m] : (m ? weight : x), in[m] && k < a.in);
           } else {
@@ -59,17 +61,26 @@ __global__ void __launch_bounds__(128) linear_mma_kernel(const __grid_constant__
         }
       }
     }
+  };
+  auto fetch_both = [&](int step) {
+    fetch(step, true, true);
     copy_async_commit();
   };
 
-  fetch(0);
-  fetch(1);
+  fetch(0, false, true);  // weights, which no kernel before writes
+  fetch(1, false, true);
+  wait_for_previous();
+  start_next();
+  fetch(0, true, false);
+  copy_async_commit();
+  fetch(1, true, false);
+  copy_async_commit();
   float sum[2][4][4] = {};
   const int warp_row = warp % 2 * 32, warp_column = warp / 2 * 32;
   for (int step = 0; step < steps; ++step) {
     copy_async_wait<1>();
     __syncthreads();
-    fetch(step + 2);
+    fetch_both(step + 2);
     const uint32_t base_x = shared_address(shared[step % kStages][0]);
     const uint32_t base_w = shared_address(shared[step % kStages][1]);
 #pragma unroll
@@ -131,10 +142,11 @@ __global__ void __launch_bounds__(128) linear_parts_kernel(const __grid_constant
   const float* weight = static_cast<const float*>(a.weight);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, steps = ceil_div(a.in, 2 * kInner);
 
-  auto fetch = [&](int step) {
+  constexpr int kPieces = kRows * 2 * kInner / 4 / 128;  // of x that a thread fetches a step, before twice as many of the weight
+  auto fetch = [&](int step, int first, int last) {
     if (step < steps) {
 #pragma unroll
-      for (int i = 0; i < (kRows + kTile) * 2 * kInner / 4 / 128; ++i) {
+      for (int i = first; i < last; ++i) {
         const int piece = i * 128 + threadIdx.x, r = piece / 8, k = step * 2 * kInner + piece % 8 * 4;
         float* to = &shared[step % kStages][piece % 8 / 4][r * kInner + piece % 4 * 4];
         const bool in = r < kRows ? row0 + r < a.rows : column.begin + r - kRows < column.end;
@@ -148,17 +160,23 @@ __global__ void __launch_bounds__(128) linear_parts_kernel(const __grid_constant
         }
       }
     }
-    copy_async_commit();
   };
 
-  fetch(0);
-  fetch(1);
+  fetch(0, kPieces, 3 * kPieces);  // weights, which no kernel before writes
+  fetch(1, kPieces, 3 * kPieces);
+  wait_for_previous();
+  start_next();
+  fetch(0, 0, kPieces);
+  copy_async_commit();
+  fetch(1, 0, kPieces);
+  copy_async_commit();
   float sum[4][4] = {};
   const int warp_row = warp % 2 * 16, warp_column = warp / 2 * 32;
   for (int step = 0; step < steps; ++step) {
     copy_async_wait<1>();
     __syncthreads();
-    fetch(step + 2);
+    fetch(step + 2, 0, 3 * kPieces);
+    copy_async_commit();
 #pragma unroll
     for (int tile = 0; tile < 2; ++tile) {
 #if __CUDA_ARCH__ < 800  // no tensor cores for it: products of floats, in which lanes begin at pieces of other banks
@@ -221,12 +239,9 @@ template <class T>
 cudaError_t linear_mma(const Linear& a, dim3 grid, cudaStream_t stream) {
   const uintptr_t bits = reinterpret_cast<uintptr_t>(a.x) | reinterpret_cast<uintptr_t>(a.x_tail) |
                          reinterpret_cast<uintptr_t>(a.weight) | reinterpret_cast<uintptr_t>(a.y);
-  if (bits % 16 == 0 && a.in % 8 == 0) {
-    linear_mma_kernel<T, true><<<grid, 128, 0, stream>>>(a);
-  } else {
-    linear_mma_kernel<T, false><<<grid, 128, 0, stream>>>(a);
-  }
-  return cudaGetLastError();
+  const bool vector = bits % 16 == 0 && a.in % 8 == 0;
+  const auto kernel = vector ? linear_mma_kernel<T, true> : linear_mma_kernel<T, false>;
+  return launch(kernel, grid, 128, 0, stream, true, a);
 }
 
 cudaError_t linear_float(const Linear& a, dim3 grid, cudaStream_t stream) {
@@ -234,8 +249,8 @@ cudaError_t linear_float(const Linear& a, dim3 grid, cudaStream_t stream) {
                          reinterpret_cast<uintptr_t>(a.weight);
   const bool vector = bits % 16 == 0 && a.in % 4 == 0;
   const auto kernel = vector ? linear_parts_kernel<true> : linear_parts_kernel<false>;
-  kernel<<<dim3(static_cast<unsigned>(ceil_div<int64_t>(a.rows, 32)), grid.y), 128, 0, stream>>>(a);
-  return cudaGetLastError();
+  grid.x = static_cast<unsigned>(ceil_div<int64_t>(a.rows, 32));
+  return launch(kernel, grid, 128, 0, stream, true, a);
 }
 
 }  // namespace

@@ -3,17 +3,21 @@
 #include "attention.h"
 #include "gemm.h"
 #include "mma.cuh"
+#include "overlap.cuh"
 #include "transformer_decoder.cuh"
 
 namespace svexport {
 namespace {
 
 // ---------------------------------------------------------------- kernels between the matrix products
+//
+// All but the first begin while the one before ends.
 
 // points to fp32, and where = query + query_pos
 template <class T>
 __global__ void begin_kernel(const T* query, const T* query_pos, T* where, int64_t count, AnyFloat given, float* points,
                              int64_t count_points) {
+  start_next();
   const int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
   if (i < count) where[i] = from_float<T>(to_float(query[i]) + to_float(query_pos[i]));
   if (i < count_points) points[i] = given.get(i);
@@ -21,6 +25,8 @@ __global__ void begin_kernel(const T* query, const T* query_pos, T* where, int64
 
 template <class T>
 __global__ void round_kernel(const float* x, T* y, int64_t count) {
+  wait_for_previous();
+  start_next();
   const int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
   if (i < count) y[i] = from_float<T>(x[i]);
 }
@@ -42,6 +48,8 @@ struct Norm {
 // A warp per row, Rounds * 32 channels at most.
 template <class T, int Rounds>
 __global__ void __launch_bounds__(128) norm_kernel(const Norm<T> a) {
+  wait_for_previous();
+  start_next();
   const int64_t row = blockIdx.x * 4ll + threadIdx.x / 32;
   if (row >= a.rows) return;
   const int lane = threadIdx.x % 32;
@@ -102,6 +110,8 @@ struct Update {
 
 template <class T>
 __global__ void update_kernel(const __grid_constant__ Update<T> a) {
+  wait_for_previous();
+  start_next();
   const int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x, row = i / a.code_size;
   const int j = static_cast<int>(i % a.code_size), axis = j < 2 ? j : j == 4 ? 2 : -1;
   if (row >= a.rows || (axis < 0 && !a.last)) return;
@@ -118,14 +128,9 @@ __global__ void update_kernel(const __grid_constant__ Update<T> a) {
 // ---------------------------------------------------------------- one kernel for every step
 
 template <class T>
-cudaError_t launch(const Norm<T>& a, cudaStream_t stream) {
-  const unsigned blocks = static_cast<unsigned>(ceil_div<int64_t>(a.rows, 4));
-  if (a.channels <= 256) {
-    norm_kernel<T, 8><<<blocks, 128, 0, stream>>>(a);
-  } else {
-    norm_kernel<T, 32><<<blocks, 128, 0, stream>>>(a);
-  }
-  return cudaGetLastError();
+cudaError_t normed(const Norm<T>& a, cudaStream_t stream) {
+  const auto kernel = a.channels <= 256 ? norm_kernel<T, 8> : norm_kernel<T, 32>;
+  return launch(kernel, static_cast<unsigned>(ceil_div<int64_t>(a.rows, 4)), 128, 0, stream, true, a);
 }
 
 // Scratch memory, most of it used by several steps of a layer in turn.
@@ -173,7 +178,7 @@ cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, void* worksp
     a.weight = static_cast<const T*>(weight[0].data), a.norm_bias = static_cast<const T*>(weight[1].data);
     a.y = y, a.rows = n.rows, a.channels = n.channels;
     fill(a);
-    return launch(a, stream);
+    return normed(a, stream);
   };
   auto bias_of = [](const Tensor* weight) { return static_cast<const T*>(weight[1].data); };
 
@@ -233,8 +238,8 @@ cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, void* worksp
       update.low[i] = static_cast<float>(range[i]);
       update.size[i] = static_cast<float>(range[i + 3] - range[i]);
     }
-    update_kernel<T><<<static_cast<unsigned>(ceil_div<int64_t>(n.rows * n.code_size, 128)), 128, 0, stream>>>(update);
-    SVEXPORT_TRY(cudaGetLastError());
+    SVEXPORT_TRY(launch(update_kernel<T>, static_cast<unsigned>(ceil_div<int64_t>(n.rows * n.code_size, 128)), 128, 0,
+                        stream, true, update));
   }
 
   constexpr ClassWeight kLinear[2] = {kCls0, kCls3}, kNorm[2] = {kClsNorm0, kClsNorm1};
@@ -300,8 +305,8 @@ cudaError_t sample(const TransformerDecoder& d, const DecoderSizes& n, const flo
 cudaError_t round_to(const float* x, void* y, DType dtype, int64_t count, cudaStream_t stream) {
   return dispatch_float(dtype, [&](auto* p) {
     using T = element_t<decltype(p)>;
-    round_kernel<T><<<static_cast<unsigned>(ceil_div<int64_t>(count, 256)), 256, 0, stream>>>(x, static_cast<T*>(y), count);
-    return cudaGetLastError();
+    return launch(round_kernel<T>, static_cast<unsigned>(ceil_div<int64_t>(count, 256)), 256, 0, stream, true, x,
+                  static_cast<T*>(y), count);
   });
 }
 
