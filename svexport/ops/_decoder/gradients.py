@@ -283,7 +283,7 @@ class _Sums:
     Attributes:
         zeros: the gradient of what nobody uses.
         pos: of the positions of queries, as factors: a gradient and a weight for each linear layer that they go into.
-        features, cameras: as the samples have them; None where nobody asks.
+        cameras: as the samples have them; None where nobody asks.
         linears: of parameters.
         needs_points: whether somebody asks for the gradient of the points that came into the layer.
     """
@@ -293,26 +293,32 @@ class _Sums:
         self.zeros = torch.zeros_like(like)
         self.pos: list[tuple[Tensor, Tensor]] = []
         self.needs_cameras, self.needs_points, self.needs_features = needs_cameras, True, needs_features
-        self.features: list[Tensor | None] = [None] * len(self.needs_features)
         self.cameras: Tensor | None = None
+        self._sampled: list[tuple[Tensor, tuple[Any, ...]]] = []
 
     def samples(self, samples: tuple[Any, ...], grad: Tensor) -> tuple[Tensor | None, Tensor]:
         """Gradients of points (None where nobody asks) and of scores."""
-        points = samples[1]
-        needs = [*self.needs_features, self.needs_points, self.needs_cameras, True, False]
-        grad = grad.view(*points.shape[:2], -1)
+        grad = grad.view(*samples[1].shape[:2], -1)
+        if any(self.needs_features):
+            self._sampled.append((grad, samples))
+        needs = [*[False] * len(self.needs_features), self.needs_points, self.needs_cameras, True, False]
         found = iter(_sample_backward([grad], *samples, needs))
-        for i, need in enumerate(self.needs_features):
-            if need:
-                self.features[i] = _added(self.features[i], next(found))
         grad_points = next(found) if self.needs_points else None
         if self.needs_cameras:
-            self.cameras = _added(self.cameras, next(found))
+            more = next(found)
+            self.cameras = more if self.cameras is None else self.cameras.add_(more)
         return grad_points, next(found)
 
-
-def _added(total: Tensor | None, more: Tensor) -> Tensor:
-    return more if total is None else total.add_(more)
+    def features(self) -> list[Tensor | None]:
+        """Of the maps, None where nobody asks: of all layers at once, or each would have maps that are then added."""
+        if not self._sampled:
+            return [None] * len(self.needs_features)
+        grads, samples = zip(*self._sampled, strict=True)
+        features, _, cameras, _, *rest = samples[0]
+        points, scores = (torch.cat([layer[i] for layer in samples], 1) for i in (1, 3))
+        needs = [*self.needs_features, False, False, False, False]
+        found = iter(_sample_backward([torch.cat(grads, 1)], features, points, cameras, scores, *rest, needs))
+        return [next(found) if need else None for need in self.needs_features]
 
 
 class _Recorded(torch.autograd.Function):
@@ -433,4 +439,4 @@ def _backward(ctx: Any, grads: Any, tensors: Sequence[Tensor], needs: Sequence[b
         height, width = config.image_size
         rows = sums.cameras
         sums.cameras = torch.cat((rows[..., :1, :] / width, rows[..., 1:2, :] / height, rows[..., 2:, :]), -2)
-    return [*found, sums.cameras, *sums.features, *(into[name] for name in decoder.names)]
+    return [*found, sums.cameras, *sums.features(), *(into[name] for name in decoder.names)]
