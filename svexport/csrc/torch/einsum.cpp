@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "binding.h"
-#include "tactics.h"
 
 namespace svexport {
 namespace {
@@ -32,8 +31,8 @@ bool same_sizes(std::initializer_list<std::pair<at::IntArrayRef, at::IntArrayRef
 at::Tensor product(const at::Tensor& a, at::IntArrayRef a_labels, const at::Tensor& b, at::IntArrayRef b_labels,
                    at::IntArrayRef labels, at::IntArrayRef shape, bool& after_product) {
   const bool early = std::exchange(after_product, false);
-  if (!has_dtype(a) || !has_dtype(b) || shape.size() > kMaxRank || !a.is_floating_point() ||
-      b.scalar_type() != a.scalar_type() || b.device() != a.device() || a.numel() == 0 || b.numel() == 0 ||
+  if (shape.size() > kMaxRank || !a.is_floating_point() || b.scalar_type() != a.scalar_type() || a.numel() == 0 ||
+      b.numel() == 0 ||
       !same_sizes({{a_labels, a.sizes()}, {b_labels, b.sizes()}, {labels, shape}})) {
     return {};
   }
@@ -56,49 +55,45 @@ struct Terms {
   }
 };
 
-at::Tensor einsum_torch(at::TensorList operands, at::IntArrayRef labels, at::IntArrayRef ranks) {
-  const c10::cuda::CUDAGuard guard(operands[0].device());
-  if (const auto terms = Terms::of(operands, labels, ranks)) {
-    const auto &a = operands[0], &b = operands[1];
-    std::vector<int64_t> shape;
-    for (const int64_t label : terms->output) {
-      int64_t size = 1;
-      for (int64_t i = 0; i < a.dim(); ++i) size = terms->a[i] == label ? std::max(size, a.size(i)) : size;
-      for (int64_t i = 0; i < b.dim(); ++i) size = terms->b[i] == label ? std::max(size, b.size(i)) : size;
-      shape.push_back(size);
-    }
-    bool after_product = false;
-    const auto result = product(a, terms->a, b, terms->b, terms->output, shape, after_product);
-    if (result.defined()) return result;
+std::optional<at::Tensor> einsum_torch(at::TensorList operands, at::IntArrayRef labels, at::IntArrayRef ranks) {
+  const auto terms = Terms::of(operands, labels, ranks);
+  if (!terms) return {};
+  const auto &a = operands[0], &b = operands[1];
+  std::vector<int64_t> shape;
+  for (const int64_t label : terms->output) {
+    int64_t size = 1;
+    for (int64_t i = 0; i < a.dim(); ++i) size = terms->a[i] == label ? std::max(size, a.size(i)) : size;
+    for (int64_t i = 0; i < b.dim(); ++i) size = terms->b[i] == label ? std::max(size, b.size(i)) : size;
+    shape.push_back(size);
   }
-  return reference("einsum", einsum_torch, operands, labels, ranks);
+  bool after_product = false;
+  const auto result = product(a, terms->a, b, terms->b, terms->output, shape, after_product);
+  return result.defined() ? std::optional(result) : std::nullopt;
 }
 
-std::vector<at::Tensor> einsum_backward_torch(at::TensorList grads, at::TensorList operands, at::IntArrayRef labels,
-                                              at::IntArrayRef ranks, c10::List<bool> needs_grad) {
-  const c10::cuda::CUDAGuard guard(operands[0].device());
-  if (const auto terms = Terms::of(operands, labels, ranks)) {
-    // One that is expanded, such as that of a sum, would have no rows side by side.
-    const auto grad = grads[0].is_non_overlapping_and_dense() ? grads[0] : grads[0].contiguous();
-    const at::IntArrayRef of[] = {terms->a, terms->b};
-    std::vector<at::Tensor> results;
-    bool after_product = false;
-    for (int i = 0; i < 2; ++i) {
-      if (!needs_grad.get(i)) continue;
-      const auto& other = operands[1 - i];
-      results.push_back(product(grad, terms->output, other, of[1 - i], of[i], operands[i].sizes(), after_product));
-      if (!results.back().defined()) break;
-    }
-    if (results.empty() || results.back().defined()) return results;
+Wanted einsum_backward_torch(at::TensorList grads, at::TensorList operands, at::IntArrayRef labels,
+                             at::IntArrayRef ranks, c10::List<bool> needs_grad) {
+  const auto terms = Terms::of(operands, labels, ranks);
+  if (!terms) return {};
+  // One that is expanded, such as that of a sum, would have no rows side by side.
+  const auto grad = grads[0].is_non_overlapping_and_dense() ? grads[0] : grads[0].contiguous();
+  const at::IntArrayRef of[] = {terms->a, terms->b};
+  std::vector<at::Tensor> results;
+  bool after_product = false;
+  for (int i = 0; i < 2; ++i) {
+    if (!needs_grad.get(i)) continue;
+    const auto& other = operands[1 - i];
+    results.push_back(product(grad, terms->output, other, of[1 - i], of[i], operands[i].sizes(), after_product));
+    if (!results.back().defined()) return {};
   }
-  return reference("einsum_backward", einsum_backward_torch, grads, operands, labels, ranks, needs_grad);
+  return results;
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(svexport, CUDA, m) {
-  m.impl("einsum", &einsum_torch);
-  m.impl("einsum_backward", &einsum_backward_torch);
+  implement(m, "einsum", einsum_torch);
+  implement(m, "einsum_backward", einsum_backward_torch);
 }
 
 }  // namespace svexport
