@@ -197,15 +197,15 @@ Wanted deform_conv2d_backward_torch(at::TensorList grads, const at::Tensor& inpu
 
   std::vector<at::Tensor> results;
   if (needs_grad[0]) {
-    results.push_back(planes ? grad_input->result(input.scalar_type())
-                             : unpack(grad_input->result(at::kFloat), input, conv));
+    const auto sums = grad_input->result(input.scalar_type());
+    results.push_back(planes ? sums : unpack(sums, input, conv));
   }
   if (needs_grad[1]) results.push_back(grad_offset);
   if (needs_grad[2]) {
     if (!grad_kernels.defined()) grad_kernels = at::zeros(kernels.sizes(), kernels.options().dtype(at::kFloat));
-    const auto like_packed = [&] { return grad_kernels.view({weight.size(0), weight.size(2), weight.size(3), -1}); };
-    results.push_back(planes ? grad_kernels.to(weight.scalar_type()).view(weight.sizes())
-                             : unpack(like_packed(), weight, conv));
+    const auto sums = grad_kernels.to(weight.scalar_type());
+    results.push_back(planes ? sums.view(weight.sizes())
+                             : unpack(sums.view({weight.size(0), weight.size(2), weight.size(3), -1}), weight, conv));
   }
   if (needs_bias) {
     const auto sum = grad_planes.view({images, groups * outputs, plane}).sum(at::IntArrayRef({0, 2}), false, at::kFloat);
