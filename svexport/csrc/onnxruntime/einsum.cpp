@@ -10,10 +10,7 @@ namespace {
 
 // operands...
 struct EinsumNode {
-  static constexpr const char* kType = "SvEinsum";
-  static constexpr int kTensors = 2;
-  static constexpr int kOptional = 0;
-  static constexpr int kOutputs = 1;
+  static constexpr NodeType kNode{"SvEinsum", 2, 0, 1};
   std::vector<int32_t> labels{};
   std::vector<int32_t> ranks{};
 
