@@ -116,7 +116,7 @@ void each_tensor(F&& f, const Argument& argument) {
   if constexpr (std::is_same_v<Argument, at::TensorList>) {
     for (const at::Tensor& tensor : argument) each_tensor(f, tensor);
   } else if constexpr (std::is_same_v<Argument, std::optional<at::Tensor>>) {
-    if (argument) f(*argument);
+    if (argument) each_tensor(f, *argument);
   } else if constexpr (std::is_same_v<Argument, at::Tensor>) {
     if (argument.defined()) f(argument);
   }
@@ -138,10 +138,8 @@ struct Operator {
       readable = readable && tensor.device() == *device && has_dtype(tensor);
     };
     (each_tensor(check, arguments), ...);
-    if (readable) {
-      const c10::cuda::CUDAGuard guard(*device);
-      if (auto result = kernel(arguments...)) return *std::move(result);
-    }
+    const c10::cuda::OptionalCUDAGuard guard(device && device->is_cuda() ? device : std::nullopt);
+    if (auto result = readable ? kernel(arguments...) : std::nullopt) return *std::move(result);
     const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), "");
     return op.template typed<Result(Arguments...)>().redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), arguments...);
   }
