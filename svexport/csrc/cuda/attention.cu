@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(256) attention_kernel(const T* qkv, T* output,
 // they are. group and pair: of the lane.
 template <class T, int D>
 struct Products {
-  static constexpr int kKeys = 64, kKeyPitch = D + 8, kValuePitch = D + 8;  // of rows in shared memory, against bank conflicts
+  static constexpr int kKeys = 64, kKeyPitch = D + 8, kValuePitch = D + 8;  // of rows, against bank conflicts
   uint32_t query[D / 16][4];
 
   // rows: queries group and group + 8.
@@ -133,7 +133,8 @@ struct Products {
 #pragma unroll
       for (int n = 0; n < kKeys / 16; ++n) {
         uint32_t b[4];
-        load_matrix(b, from + ((n * 16 + lane / 16 * 8 + lane % 8) * kKeyPitch + k * 16 + lane / 8 % 2 * 8) * 2);
+        const int key = n * 16 + lane / 16 * 8 + lane % 8;
+        load_matrix(b, from + (key * kKeyPitch + k * 16 + lane / 8 % 2 * 8) * 2);
         mma<T>(score[2 * n], query[k], b[0], b[1]);
         mma<T>(score[2 * n + 1], query[k], b[2], b[3]);
       }
@@ -142,7 +143,8 @@ struct Products {
     for (int i = 0; i < kKeys / 2; ++i) score[i / 4][i % 4] *= scale<D>();
   }
 
-  __device__ __forceinline__ void add(const T* values, const float (&weight)[kKeys / 8][4], float (&sum)[D / 8][4]) const {
+  __device__ __forceinline__ void add(const T* values, const float (&weight)[kKeys / 8][4],
+                                      float (&sum)[D / 8][4]) const {
     const int lane = threadIdx.x % 32;
     const uint32_t from = shared_address(values);
 #pragma unroll
@@ -155,7 +157,8 @@ struct Products {
 #pragma unroll
       for (int n = 0; n < D / 16; ++n) {
         uint32_t b[4];
-        load_matrix_transposed(b, from + ((k * 16 + lane / 8 % 2 * 8 + lane % 8) * kValuePitch + n * 16 + lane / 16 * 8) * 2);
+        const int key = k * 16 + lane / 8 % 2 * 8 + lane % 8;
+        load_matrix_transposed(b, from + (key * kValuePitch + n * 16 + lane / 16 * 8) * 2);
         mma<T>(sum[2 * n], weights, b[0], b[1]);
         mma<T>(sum[2 * n + 1], weights, b[2], b[3]);
       }

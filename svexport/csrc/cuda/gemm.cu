@@ -24,7 +24,8 @@ __device__ __forceinline__ Columns columns(const Linear& a, int block) {
 }
 
 int blocks_of_columns(const Linear& a) {
-  return a.x_tail == nullptr ? ceil_div(a.out, kColumns) : ceil_div(a.tail, kColumns) + ceil_div(a.out - a.tail, kColumns);
+  if (a.x_tail == nullptr) return ceil_div(a.out, kColumns);
+  return ceil_div(a.tail, kColumns) + ceil_div(a.out - a.tail, kColumns);
 }
 
 // What differs by type: kRows of x before kColumns of the weight in shared memory, where a piece lies without bank
@@ -65,7 +66,8 @@ struct Tile<float> {
     return (piece / 4 * (kRows + kColumns) + row) * 16 + piece % 4 * 4;
   }
 
-  static __device__ __forceinline__ void multiply(float (&sums)[kMatrices][4][4], const float* tile, int row, int column) {
+  static __device__ __forceinline__ void multiply(float (&sums)[kMatrices][4][4], const float* tile, int row,
+                                                  int column) {
     const int lane = threadIdx.x % 32;
     auto& sum = sums[0];
 #pragma unroll

@@ -367,6 +367,8 @@ constexpr int kLaunched = 32;
 namespace svexport::fused {
 
 template <class T, bool kSplit>
-__global__ void __launch_bounds__(kLaunched, 1) decoder_kernel(const __grid_constant__ Fused a) { decode<T, kSplit>(a); }
+__global__ void __launch_bounds__(kLaunched, 1) decoder_kernel(const __grid_constant__ Fused a) {
+  decode<T, kSplit>(a);
+}
 
 }  // namespace svexport::fused

@@ -143,7 +143,7 @@ class Interface {
   std::vector<PluginTensorDesc> descriptions_;  // of the inputs, then the outputs
 };
 
-// What the creators of plugins have in common: the fields of a node without their values, which the parser reads from it.
+// What creators of plugins have in common: the fields of a node without their values, which the parser reads from it.
 template <class Base>
 class Creator : public Base {
  public:

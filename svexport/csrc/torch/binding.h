@@ -122,9 +122,8 @@ void each_tensor(F&& f, const Argument& argument) {
   }
 }
 
-// An operator on CUDA tensors: `kernel`, or where that has nothing for the arguments the pure-torch definition, which is
-// the Python kernel that torch keeps under the CPU key. It goes there at once with tensors of several devices, or of
-// types that no kernel reads.
+// An operator on CUDA tensors: `kernel`, or where that returns nothing the pure-torch definition, the Python kernel that
+// torch keeps under the CPU key. That has tensors of several devices, or of types that no kernel reads, at once.
 template <class Result, class... Arguments>
 struct Operator {
   std::string name;

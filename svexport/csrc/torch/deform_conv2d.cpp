@@ -108,7 +108,8 @@ std::optional<at::Tensor> deform_conv2d_torch(const at::Tensor& input, const at:
                                               at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
                                               int64_t offset_groups, double scale) {
   const bool int8 = input.scalar_type() == at::kChar;
-  if (!floats(present({offset, weight, bias, mask})) || (!int8 && weight.scalar_type() != input.scalar_type())) return {};
+  if (!int8 && weight.scalar_type() != input.scalar_type()) return {};
+  if (!floats(present({offset, weight, bias, mask}))) return {};
   const auto conv = parameters(weight, stride, padding, dilation, groups, offset_groups, scale);
   const auto forced = forced_tactic("deform_conv2d");
   if (weight.scalar_type() != at::kFloat && groups == 1 && (!bias || bias->scalar_type() == weight.scalar_type()) &&

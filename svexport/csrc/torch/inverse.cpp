@@ -21,7 +21,8 @@ std::optional<std::tuple<at::Tensor, at::Tensor>> inverse_ex_torch(const at::Ten
 
 Wanted backward(at::TensorList grads, const at::Tensor& A, int64_t n, c10::List<bool> needs_grad) {
   const at::Tensor& grad = grads[0];
-  if (!needs_grad.get(0) || !fits(A, n) || grad.sizes() != A.sizes() || grad.scalar_type() != A.scalar_type()) return {};
+  const bool alike = grad.sizes() == A.sizes() && grad.scalar_type() == A.scalar_type();
+  if (!needs_grad.get(0) || !fits(A, n) || !alike) return {};
   const auto result = fresh(A);
   return if_done(inverse_backward(view(grad), view(A), view(result), stream()), std::vector{result});
 }
