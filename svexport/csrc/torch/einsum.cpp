@@ -9,49 +9,34 @@
 namespace svexport {
 namespace {
 
-bool same_sizes(std::initializer_list<std::pair<at::IntArrayRef, at::IntArrayRef>> tensors) {
-  std::vector<std::pair<int64_t, int64_t>> known;  // label, size
-  for (const auto& [labels, sizes] : tensors) {
-    if (labels.size() != sizes.size()) return false;
-    for (size_t i = 0; i < labels.size(); ++i) {
-      if (sizes[i] == 1) continue;
-      const auto found = std::find_if(known.begin(), known.end(), [&](const auto& k) { return k.first == labels[i]; });
-      if (found == known.end()) {
-        known.emplace_back(labels[i], sizes[i]);
-      } else if (found->second != sizes[i]) {
-        return false;
-      }
-    }
-  }
-  return true;
-}
-
 // The sum of products of a and b, of a given shape; undefined if there is no kernel for it. after_product: as
 // einsum_product() has it.
-at::Tensor product(const at::Tensor& a, at::IntArrayRef a_labels, const at::Tensor& b, at::IntArrayRef b_labels,
-                   at::IntArrayRef labels, at::IntArrayRef shape, bool& after_product) {
+at::Tensor product(const at::Tensor& a, const EinsumLabels& a_labels, const at::Tensor& b, const EinsumLabels& b_labels,
+                   const EinsumLabels& labels, at::IntArrayRef shape, bool& after_product) {
   const bool early = std::exchange(after_product, false);
   if (shape.size() > kMaxRank || !a.is_floating_point() || b.scalar_type() != a.scalar_type() || a.numel() == 0 ||
-      b.numel() == 0 ||
-      !same_sizes({{a_labels, a.sizes()}, {b_labels, b.sizes()}, {labels, shape}})) {
+      b.numel() == 0) {
     return {};
   }
-  after_product = early;
   const auto result = fresh(shape, a);
+  const Tensor x = view(a), y = view(b), z = view(result);
+  if (!labels_fit({{x, a_labels}, {y, b_labels}, {z, labels}})) return {};
+  after_product = early;
   at::Tensor memory;
   const auto scratch = [&](size_t bytes) { return (memory = workspace(bytes, a)).data_ptr(); };
-  const cudaError_t status = einsum_product(view(a), a_labels.vec(), view(b), b_labels.vec(), view(result), labels.vec(),
-                                            forced_tactic("einsum"), after_product, scratch, stream());
+  const cudaError_t status = einsum_product(x, a_labels, y, b_labels, z, labels, forced_tactic("einsum"), after_product,
+                                            scratch, stream());
   return done(status) ? result : at::Tensor();
 }
 
 // The labels of two operands and of the output.
 struct Terms {
-  at::IntArrayRef a, b, output;
+  EinsumLabels a, b, output;
 
   static std::optional<Terms> of(at::TensorList operands, at::IntArrayRef labels, at::IntArrayRef ranks) {
     if (operands.size() != 2 || ranks.size() != 3) return {};
-    return Terms{labels.slice(0, ranks[0]), labels.slice(ranks[0], ranks[1]), labels.slice(ranks[0] + ranks[1])};
+    return Terms{labels.slice(0, ranks[0]).vec(), labels.slice(ranks[0], ranks[1]).vec(),
+                 labels.slice(ranks[0] + ranks[1]).vec()};
   }
 };
 
@@ -77,13 +62,13 @@ Wanted einsum_backward_torch(at::TensorList grads, at::TensorList operands, at::
   if (!terms) return {};
   // One that is expanded, such as that of a sum, would have no rows side by side.
   const auto grad = grads[0].is_non_overlapping_and_dense() ? grads[0] : grads[0].contiguous();
-  const at::IntArrayRef of[] = {terms->a, terms->b};
+  const EinsumLabels* const of[] = {&terms->a, &terms->b};
   std::vector<at::Tensor> results;
   bool after_product = false;
   for (int i = 0; i < 2; ++i) {
     if (!needs_grad.get(i)) continue;
     const auto& other = operands[1 - i];
-    results.push_back(product(grad, terms->output, other, of[1 - i], of[i], operands[i].sizes(), after_product));
+    results.push_back(product(grad, terms->output, other, *of[1 - i], *of[i], operands[i].sizes(), after_product));
     if (!results.back().defined()) return {};
   }
   return results;
