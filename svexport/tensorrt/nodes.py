@@ -41,6 +41,11 @@ def header() -> str:
         "",
         "namespace svexport::plugin {",
         "",
+        "struct NodeType {",
+        "  const char* type;",
+        "  int tensors, optional, outputs;  // tensors: inputs that are neither optional nor in a list",
+        "};",
+        "",
         *(line for op in ops for line in _definition(op)),
         "}  // namespace svexport::plugin",
         "",
@@ -56,15 +61,13 @@ def _definition(op: Op) -> list[str]:
     computed = [a.name for a in op.attributes if a.symbolic]
     assert not computed, f"{op.name}: a plugin's attributes are fixed, {computed} may be computed by the model"
     tensors = [a for a in op.arguments if a.is_tensor]
+    required, optional = sum(a.kind == "tensor" and not a.optional for a in tensors), sum(a.optional for a in tensors)
     members = [f"  {_TYPES[a.kind]} {a.name}{{}};" for a in op.attributes]
     names = textwrap.fill(", ".join(a.name for a in op.attributes), 102).replace("\n", "\n" + 16 * " ")
     return [
         f"// {', '.join(a.name + {'tensors': '...', 'tensor': '?' * a.optional}[a.kind] for a in tensors)}",
         f"struct {_struct(op)} {{",
-        f'  static constexpr const char* kType = "{op.node_type}";',
-        f"  static constexpr int kTensors = {sum(a.kind == 'tensor' and not a.optional for a in tensors)};",
-        f"  static constexpr int kOptional = {sum(a.optional for a in tensors)};",
-        f"  static constexpr int kOutputs = {op.num_outputs};",
+        f'  static constexpr NodeType kNode{{"{op.node_type}", {required}, {optional}, {op.num_outputs}}};',
         *members,
         *_weights(op),
         "",

@@ -16,6 +16,9 @@ pytestmark = emulated("grid_sample*")
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 
+OF_PIXELS = (0, 3, True)
+"""Mode, padding and align_corners by which the gradient of grid_sample is that of bilinear_sample."""
+
 
 def random_points(n: int, points: list[int], height: int, width: int) -> Tensor:
     """In and around an image, scattered, close together or crowded: at places that half types hold as well."""
@@ -51,8 +54,8 @@ def check(kernels: Kernels, image: Tensor, grid: Tensor, deterministic: bool = F
     results = [poisoned(*t.shape, dtype=t.dtype) if n else None for t, n in zip((image, grid), needed, strict=True)]
     way = gradient_tactic()
     size = kernels.bytes("grid_sample_backward_workspace", grad, image, grid, 0, deterministic, *needed, way)
-    arguments = (grad, image, grid, *results, deterministic, way)
-    assert kernels("bilinear_sample_backward", *arguments, Memory.of(size)), shown
+    arguments = (grad, image, grid, *results, *OF_PIXELS, deterministic, way)
+    assert kernels("grid_sample_backward", *arguments, Memory.of(size)), shown
     for result, gradient, name in zip(results, wanted, ("image", "grid"), strict=True):
         if result is not None:
             compare(result, gradient, f"gradient of {name} {shown}")
@@ -104,5 +107,5 @@ def test_empty(kernels: Kernels, image: tuple, points: tuple) -> None:
     assert torch.equal(mask, torch.ones_like(mask))
     results = poisoned(*x.shape, dtype=x.dtype), poisoned(*grid.shape, dtype=x.dtype)
     size = kernels.bytes("grid_sample_backward_workspace", output, x, grid, 0, False, True, True, 0)
-    assert kernels("bilinear_sample_backward", output, x, grid, *results, False, 0, Memory.of(size))
+    assert kernels("grid_sample_backward", output, x, grid, *results, *OF_PIXELS, False, 0, Memory.of(size))
     assert not any(t.any() for t in results)

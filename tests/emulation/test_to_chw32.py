@@ -4,7 +4,6 @@ import random
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from svexport.ops.from_chw32 import OP as FROM
@@ -57,23 +56,3 @@ def test_pool(kernels: Kernels, dtype: torch.dtype) -> None:
             expected = OP.reference(x.contiguous().double(), True).to(dtype)
             assert torch.equal(output.isnan(), expected.isnan()), shown
             assert torch.equal(output.nan_to_num(123), expected.nan_to_num(123)), shown
-
-
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_gradient_of_the_pool(kernels: Kernels, dtype: torch.dtype) -> None:
-    """Of equal pixels the first one gets it, of several NaN the last."""
-    for _ in range(20):
-        x = random_image(dtype).remainder_(3)
-        if x.numel() and random.random() < 0.5:
-            x.masked_fill_(torch.rand(x.shape) < 0.2, torch.nan)
-        shown = f"{tuple(x.shape)} {x.stride()}"
-        n, c, h, w = x.shape
-        grad = torch.randint(-9, 9, (n, -(-c // 32), h // 2, w // 2, 32)).to(dtype)
-        result = poisoned(*x.shape, dtype=dtype)
-        assert kernels("to_chw32_pool_backward", grad, x, result), shown
-        expected = torch.zeros(x.shape, dtype=torch.float64)
-        if grad.numel():
-            same = x.contiguous().double().requires_grad_()
-            planes = FROM.reference(grad.double(), c)
-            (expected,) = torch.autograd.grad(F.max_pool2d(same, 2), same, planes)
-        assert torch.equal(result.double(), expected), shown

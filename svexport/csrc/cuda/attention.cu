@@ -8,6 +8,12 @@ namespace {
 
 constexpr float kLog2E = 1.44269504088896340736f;
 
+// Of products, so that exp2 is what exp is of them.
+template <int D>
+__device__ __forceinline__ float scale() {
+  return rsqrtf(static_cast<float>(D)) * kLog2E;
+}
+
 // Any device, dtype and head dimension up to D, in fp32: a thread per query and quarter of the keys.
 template <class T, int D>
 __global__ void __launch_bounds__(256) attention_kernel(const T* qkv, T* output, int queries, int heads, int dim) {
@@ -104,193 +110,103 @@ __global__ void __launch_bounds__(256) attention_kernel(const T* qkv, T* output,
   }
 }
 
-// 16-bit types, head dimension D: 16 queries a warp, 64 keys at a time, the next on their way.
+// A warp's 16 queries of head dimension D by kKeys keys, and what these weigh by values, on tensor cores: of 16-bit
+// types as they are. group and pair: of the lane.
 template <class T, int D>
-__global__ void __launch_bounds__(128) attention_mma_kernel(const T* qkv, T* output, int queries, int heads) {
-  constexpr int kKeys = 64, kPitch = D + 8;  // of a row in shared memory, against bank conflicts
-  __shared__ __align__(16) T shared[2][2][kKeys * kPitch];
-  const int lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4, head = blockIdx.y % heads;
-  const int64_t row = 3ll * heads * D, first = static_cast<int64_t>(blockIdx.y / heads) * queries;
-  const T* base = qkv + first * row + head * D;
-  const int tiles = ceil_div(queries, kKeys);
-
-  auto fetch = [&](int tile) {
-    if (tile < tiles) {
-#pragma unroll
-      for (int i = 0; i < 2 * kKeys * D / 8 / 128; ++i) {
-        const int piece = i * 128 + threadIdx.x, which = piece / (kKeys * D / 8), at = piece % (kKeys * D / 8);
-        const int key = at / (D / 8), d = at % (D / 8) * 8, from = tile * kKeys + key;
-        const bool in = from < queries;
-        copy_async(&shared[tile % 2][which][key * kPitch + d], base + (in ? from : 0) * row + (which + 1) * heads * D + d, in);
-      }
-    }
-    copy_async_commit();
-  };
-
-  wait_for_previous();
-  start_next();
-  fetch(0);
+struct Products {
+  static constexpr int kKeys = 32, kKeyPitch = D + 8, kValuePitch = D + 8;  // of rows, against bank conflicts
   uint32_t query[D / 16][4];
-  const int query0 = blockIdx.x * 64 + threadIdx.x / 32 * 16 + group;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int q = query0 + i % 2 * 8;
+
+  // rows: queries group and group + 8.
+  __device__ __forceinline__ Products(const T* const (&rows)[2], int, int pair) {
 #pragma unroll
     for (int k = 0; k < D / 16; ++k) {
-      const T* from = base + (q < queries ? q : 0) * row + k * 16 + i / 2 * 8 + pair * 2;
-      query[k][i] = *reinterpret_cast<const uint32_t*>(from);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        query[k][i] = *reinterpret_cast<const uint32_t*>(rows[i % 2] + k * 16 + i / 2 * 8 + pair * 2);
+      }
     }
   }
-  const float scale = rsqrtf(static_cast<float>(D)) * kLog2E;
-  float sum[D / 8][4] = {}, largest[2] = {-INFINITY, -INFINITY}, total[2] = {};
-  for (int tile = 0; tile < tiles; ++tile) {
-    copy_async_wait<0>();
-    __syncthreads();
-    fetch(tile + 1);
-    const uint32_t keys = shared_address(shared[tile % 2][0]), values = shared_address(shared[tile % 2][1]);
-    float score[kKeys / 8][4] = {};
+
+  __device__ __forceinline__ void scores(const T* keys, float (&score)[kKeys / 8][4]) const {
+    const int lane = threadIdx.x % 32;
+    const uint32_t from = shared_address(keys);
 #pragma unroll
     for (int k = 0; k < D / 16; ++k) {
 #pragma unroll
       for (int n = 0; n < kKeys / 16; ++n) {
         uint32_t b[4];
-        load_matrix(b, keys + ((n * 16 + lane / 16 * 8 + lane % 8) * kPitch + k * 16 + lane / 8 % 2 * 8) * 2);
+        const int key = n * 16 + lane / 16 * 8 + lane % 8;
+        load_matrix(b, from + (key * kKeyPitch + k * 16 + lane / 8 % 2 * 8) * 2);
         mma<T>(score[2 * n], query[k], b[0], b[1]);
         mma<T>(score[2 * n + 1], query[k], b[2], b[3]);
       }
     }
 #pragma unroll
-    for (int n = 0; n < kKeys / 8; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        score[n][i] = tile * kKeys + n * 8 + pair * 2 + i % 2 < queries ? score[n][i] * scale : -INFINITY;
-      }
-    }
-    uint32_t weights[kKeys / 16][4];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {  // rows group and group + 8
-      const float higher = row_max(score, r, largest[r]), shrink = exp2f(largest[r] - higher);
-      largest[r] = higher;
-      total[r] *= shrink;
-#pragma unroll
-      for (int n = 0; n < kKeys / 8; ++n) {
-        const float p = exp2f(score[n][2 * r] - higher), q = exp2f(score[n][2 * r + 1] - higher);
-        total[r] += p + q;
-        weights[n / 2][n % 2 * 2 + r] = pack<T>(p, q);
-      }
-#pragma unroll
-      for (int n = 0; n < D / 8; ++n) sum[n][2 * r] *= shrink, sum[n][2 * r + 1] *= shrink;
-    }
+    for (int i = 0; i < kKeys / 2; ++i) score[i / 4][i % 4] *= scale<D>();
+  }
+
+  __device__ __forceinline__ void add(const T* values, const float (&weight)[kKeys / 8][4],
+                                      float (&sum)[D / 8][4]) const {
+    const int lane = threadIdx.x % 32;
+    const uint32_t from = shared_address(values);
 #pragma unroll
     for (int k = 0; k < kKeys / 16; ++k) {
+      uint32_t weights[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        weights[i] = pack<T>(weight[2 * k + i / 2][i % 2 * 2], weight[2 * k + i / 2][i % 2 * 2 + 1]);
+      }
 #pragma unroll
       for (int n = 0; n < D / 16; ++n) {
         uint32_t b[4];
-        load_matrix_transposed(b, values + ((k * 16 + lane / 8 % 2 * 8 + lane % 8) * kPitch + n * 16 + lane / 16 * 8) * 2);
-        mma<T>(sum[2 * n], weights[k], b[0], b[1]);
-        mma<T>(sum[2 * n + 1], weights[k], b[2], b[3]);
+        const int key = k * 16 + lane / 8 % 2 * 8 + lane % 8;
+        load_matrix_transposed(b, from + (key * kValuePitch + n * 16 + lane / 16 * 8) * 2);
+        mma<T>(sum[2 * n], weights, b[0], b[1]);
+        mma<T>(sum[2 * n + 1], weights, b[2], b[3]);
       }
     }
   }
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const float all = quad_sum(total[r]);
-    const int q = query0 + r * 8;
-    if (q >= queries) continue;
-#pragma unroll
-    for (int n = 0; n < D / 8; ++n) {
-      *reinterpret_cast<uint32_t*>(output + ((first + q) * heads + head) * D + n * 8 + pair * 2) =
-          pack<T>(sum[n][2 * r] / all, sum[n][2 * r + 1] / all);
-    }
-  }
-}
+};
 
-// What scores are counted from: the largest so far, or 0 while there is none, which all are as far below.
-__device__ __forceinline__ float base_of(float largest) { return largest == -INFINITY ? 0.f : largest; }
-
-// fp32, head dimension D, the same by products of tf32 parts. Dimensions of a fragment are permuted so that a lane has four
-// adjacent ones, keys so that it has the scores where it needs the weights. Two warps have the same queries and half of
-// each tile's keys: of 900 queries with 8 heads there is one block for a multiprocessor, whose schedulers wait with one warp.
+// Of fp32, in tf32 parts. Dimensions of a fragment are permuted so that a lane has four adjacent ones, keys so that it has
+// the scores where it needs the weights.
 template <int D>
-__global__ void __launch_bounds__(256) attention_float_kernel(const float* qkv, float* output, int queries, int heads) {
-  constexpr int kKeys = D > 32 ? 32 : 64, kHalf = kKeys / 2;
-  constexpr int kKeyPitch = D + 16, kValuePitch = D + 4;  // against bank conflicts
-  __shared__ __align__(16) float shared[2][kKeys * (kKeyPitch + kValuePitch)];
-  const int lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4, head = blockIdx.y % heads;
-  const int half = threadIdx.x / 128;
-  const int64_t row = 3ll * heads * D, first = static_cast<int64_t>(blockIdx.y / heads) * queries;
-  const float* base = qkv + first * row + head * D;
-  const int tiles = ceil_div(queries, kKeys);
+struct Products<float, D> {
+  static constexpr int kKeys = D > 32 ? 16 : 32, kKeyPitch = D + 16, kValuePitch = D + 4;
+  int group, pair;
+  Parts query[D / 8][4];
 
-  auto fetch = [&](int tile) {
-    if (tile < tiles) {
+  __device__ __forceinline__ Products(const float* const (&rows)[2], int group, int pair) : group(group), pair(pair) {
 #pragma unroll
-      for (int i = 0; i < 2 * kKeys * D / 4 / 256; ++i) {
-        const int piece = i * 256 + threadIdx.x, which = piece / (kKeys * D / 4), at = piece % (kKeys * D / 4);
-        const int key = at / (D / 4), d = at % (D / 4) * 4, from = tile * kKeys + key;
-        const bool in = from < queries;
-        float* to = shared[tile % 2] + (which ? kKeys * kKeyPitch + key * kValuePitch : key * kKeyPitch) + d;
-        copy_async(to, base + (in ? from : 0) * row + (which + 1) * heads * D + d, in);
+    for (int k = 0; k < D / 16; ++k) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const Vec<float, 4> v = load<float, 4>(rows[r] + k * 16 + pair * 4);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) query[2 * k + j / 2][j % 2 * 2 + r] = parts(v.at[j] * scale<D>());
       }
     }
-    copy_async_commit();
-  };
-
-  wait_for_previous();
-  start_next();
-  fetch(0);
-  const float scale = rsqrtf(static_cast<float>(D)) * kLog2E;
-  Parts query[D / 8][4];
-  const int query0 = blockIdx.x * 64 + threadIdx.x % 128 / 32 * 16 + group;
-#pragma unroll
-  for (int k = 0; k < D / 16; ++k) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int q = query0 + r * 8;
-      const Vec<float, 4> v = load<float, 4>(base + (q < queries ? q : 0) * row + k * 16 + pair * 4);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) query[2 * k + j / 2][j % 2 * 2 + r] = parts(v.at[j] * scale);
-    }
   }
-  float sum[D / 8][4] = {}, largest[2] = {-INFINITY, -INFINITY}, total[2] = {};
-  for (int tile = 0; tile < tiles; ++tile) {
-    copy_async_wait<0>();
-    __syncthreads();
-    fetch(tile + 1);
-    const float *keys = shared[tile % 2] + half * kHalf * kKeyPitch;
-    const float* values = shared[tile % 2] + kKeys * kKeyPitch + half * kHalf * kValuePitch;
-    float score[kHalf / 8][4] = {};
+
+  __device__ __forceinline__ void scores(const float* keys, float (&score)[kKeys / 8][4]) const {
 #pragma unroll
-    for (int n = 0; n < kHalf / 8; ++n) {
+    for (int n = 0; n < kKeys / 8; ++n) {
 #pragma unroll
       for (int k = 0; k < D / 16; ++k) {
         const Vec<float, 4> v = load<float, 4>(keys + (n * 8 + group) * kKeyPitch + k * 16 + pair * 4);
 #pragma unroll
         for (int j = 0; j < 2; ++j) mma_parts(score[n], query[2 * k + j], parts(v.at[2 * j]), parts(v.at[2 * j + 1]));
       }
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (tile * kKeys + half * kHalf + n * 8 + pair * 2 + i % 2 >= queries) score[n][i] = -INFINITY;
-      }
     }
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {  // rows group and group + 8
-      const float before = largest[r];
-      largest[r] = row_max(score, r, before);
-      const float base = base_of(largest[r]), shrink = exp2f(before - base);
-      total[r] *= shrink;
-#pragma unroll
-      for (int n = 0; n < kHalf / 8; ++n) {
-#pragma unroll
-        for (int i = 2 * r; i < 2 * r + 2; ++i) total[r] += score[n][i] = exp2f(score[n][i] - base);
-      }
-#pragma unroll
-      for (int n = 0; n < D / 8; ++n) sum[n][2 * r] *= shrink, sum[n][2 * r + 1] *= shrink;
-    }
+  }
+
+  __device__ __forceinline__ void add(const float* values, const float (&weight)[kKeys / 8][4],
+                                      float (&sum)[D / 8][4]) const {
     float tile_sum[D / 8][4] = {};  // tensor cores cut off what they add: long sums are ours
 #pragma unroll
-    for (int k = 0; k < kHalf / 8; ++k) {
-      const Parts weights[4] = {parts(score[k][0]), parts(score[k][2]), parts(score[k][1]), parts(score[k][3])};
+    for (int k = 0; k < kKeys / 8; ++k) {
+      const Parts weights[4] = {parts(weight[k][0]), parts(weight[k][2]), parts(weight[k][1]), parts(weight[k][3])};
       const float* from = values + (k * 8 + pair * 2) * kValuePitch + group;
 #pragma unroll
       for (int n = 0; n < D / 8; ++n) mma_parts(tile_sum[n], weights, parts(from[n * 8]), parts(from[kValuePitch + n * 8]));
@@ -298,10 +214,86 @@ __global__ void __launch_bounds__(256) attention_float_kernel(const float* qkv, 
 #pragma unroll
     for (int i = 0; i < D / 2; ++i) sum[i / 4][i % 4] += tile_sum[i / 4][i % 4];
   }
+};
 
-  // The second half of the warps leave theirs to the first, a column of shared memory each.
+// What scores are counted from: the largest so far, or 0 while there is none, which all are as far below.
+__device__ __forceinline__ float base_of(float largest) { return largest == -INFINITY ? 0.f : largest; }
+
+// Head dimension D, where tensor cores have products of the type: a tile of keys at a time, the next on its way. Two
+// warps have the same queries and half of a tile each: 900 queries with 8 heads are one block a multiprocessor, whose
+// schedulers would wait with one warp.
+template <class T, int D>
+__global__ void __launch_bounds__(256) attention_mma_kernel(const T* qkv, T* output, int queries, int heads) {
+  using P = Products<T, D>;
+  constexpr int kKeys = 2 * P::kKeys, V = 16 / sizeof(T), kPieces = kKeys * D / V;
+  constexpr int kTile = kKeys * (P::kKeyPitch + P::kValuePitch), kShared = 2 * kTile * sizeof(T);
+  static_assert(128 * (4 + D / 2) * sizeof(float) <= kShared);  // of the second half, at the end
+  __shared__ __align__(16) char bytes[kShared];
+  T* const shared = reinterpret_cast<T*>(bytes);
+  const int lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4, half = threadIdx.x / 128;
+  const int head = blockIdx.y % heads;
+  const int64_t row = 3ll * heads * D, first = static_cast<int64_t>(blockIdx.y / heads) * queries;
+  const T* base = qkv + first * row + head * D;
+  const int tiles = ceil_div(queries, kKeys);
+
+  auto fetch = [&](int tile) {
+    if (tile < tiles) {
+#pragma unroll
+      for (int i = threadIdx.x; i < kPieces; i += 256) {
+        const int key = i / (D / V), d = i % (D / V) * V, from = tile * kKeys + key;
+        const bool in = from < queries;
+        T* const to = shared + tile % 2 * kTile + d;
+        const T* const of = base + (in ? from : 0) * row + heads * D + d;
+        copy_async(to + key * P::kKeyPitch, of, in);
+        copy_async(to + kKeys * P::kKeyPitch + key * P::kValuePitch, of + heads * D, in);
+      }
+    }
+    copy_async_commit();
+  };
+
+  wait_for_previous();
+  start_next();
+  fetch(0);
+  const int query0 = blockIdx.x * 64 + threadIdx.x % 128 / 32 * 16 + group;
+  const P products({base + (query0 < queries ? query0 : 0) * row, base + (query0 + 8 < queries ? query0 + 8 : 0) * row},
+                   group, pair);
+  float sum[D / 8][4] = {}, largest[2] = {-INFINITY, -INFINITY}, total[2] = {};
+  for (int tile = 0; tile < tiles; ++tile) {
+    copy_async_wait<0>();
+    __syncthreads();
+    fetch(tile + 1);
+    const T* keys = shared + tile % 2 * kTile + half * P::kKeys * P::kKeyPitch;
+    const T* values = shared + tile % 2 * kTile + kKeys * P::kKeyPitch + half * P::kKeys * P::kValuePitch;
+    float score[P::kKeys / 8][4] = {};  // and then weights
+    products.scores(keys, score);
+#pragma unroll
+    for (int n = 0; n < P::kKeys / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (tile * kKeys + half * P::kKeys + n * 8 + pair * 2 + i % 2 >= queries) score[n][i] = -INFINITY;
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {  // rows group and group + 8
+      const float before = largest[r];
+      largest[r] = row_max(score, r, before);
+      const float from = base_of(largest[r]), shrink = exp2f(before - from);
+      total[r] *= shrink;
+#pragma unroll
+      for (int n = 0; n < P::kKeys / 8; ++n) {
+        float &p = score[n][2 * r], &q = score[n][2 * r + 1];
+        p = exp2f(p - from), q = exp2f(q - from);
+        total[r] += p + q;
+      }
+#pragma unroll
+      for (int n = 0; n < D / 8; ++n) sum[n][2 * r] *= shrink, sum[n][2 * r + 1] *= shrink;
+    }
+    products.add(values, score, sum);
+  }
+
+  // The second half of the warps leave what they have to the first, a column of shared memory each.
   __syncthreads();
-  float* left = shared[0] + threadIdx.x % 128;
+  float* const left = reinterpret_cast<float*>(bytes) + threadIdx.x % 128;
 #pragma unroll
   for (int r = 0; r < 2 && half; ++r) {
     left[r * 128] = largest[r], left[(2 + r) * 128] = total[r];
@@ -312,33 +304,21 @@ __global__ void __launch_bounds__(256) attention_float_kernel(const float* qkv, 
   if (half) return;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const float base = base_of(fmaxf(largest[r], left[r * 128]));
-    const float mine = exp2f(largest[r] - base), theirs = exp2f(left[r * 128] - base);
+    const float from = base_of(fmaxf(largest[r], left[r * 128]));
+    const float mine = exp2f(largest[r] - from), theirs = exp2f(left[r * 128] - from);
     const float all = quad_sum(total[r] * mine + left[(2 + r) * 128] * theirs);
-#pragma unroll
-    for (int i = 0; i < D / 4; ++i) {
-      float& to = sum[i / 2][2 * r + i % 2];
-      to = to * mine + left[(4 + r * D / 4 + i) * 128] * theirs;
-    }
     const int q = query0 + r * 8;
     if (q >= queries) continue;
 #pragma unroll
     for (int n = 0; n < D / 8; ++n) {
-      *reinterpret_cast<float2*>(output + ((first + q) * heads + head) * D + n * 8 + pair * 2) =
-          make_float2(sum[n][2 * r] / all, sum[n][2 * r + 1] / all);
+      Vec<T, 2> y;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float other = left[(4 + r * D / 4 + 2 * n + i) * 128];
+        y.at[i] = from_float<T>((sum[n][2 * r + i] * mine + other * theirs) / all);
+      }
+      store(output + ((first + q) * heads + head) * D + n * 8 + pair * 2, y);
     }
-  }
-}
-
-template <class T>
-cudaError_t launch_mma(const T* qkv, T* output, int batch, int queries, int heads, int head_dim, cudaStream_t stream) {
-  const dim3 grid(ceil_div(queries, 64), batch * heads);
-  if constexpr (sizeof(T) == 2) {
-    const auto kernel = head_dim == 32 ? attention_mma_kernel<T, 32> : attention_mma_kernel<T, 64>;
-    return launch(kernel, grid, 128, 0, stream, true, qkv, output, queries, heads);
-  } else {
-    const auto kernel = head_dim == 32 ? attention_float_kernel<32> : attention_float_kernel<64>;
-    return launch(kernel, grid, 256, 0, stream, true, qkv, output, queries, heads);
   }
 }
 
@@ -352,13 +332,15 @@ cudaError_t attention(const void* qkv, void* output, int batch, int queries, int
   const uintptr_t bits = reinterpret_cast<uintptr_t>(qkv) | reinterpret_cast<uintptr_t>(output);
   return dispatch_float(dtype, [&](auto* p) {
     using T = element_t<decltype(p)>;
-    if (mma && (head_dim == 32 || head_dim == 64) && bits % 16 == 0) {
-      return launch_mma(static_cast<const T*>(qkv), static_cast<T*>(output), batch, queries, heads, head_dim, stream);
-    }
+    const T* from = static_cast<const T*>(qkv);
+    T* to = static_cast<T*>(output);
     const dim3 grid(ceil_div(queries, 64), batch * heads);
+    if (mma && (head_dim == 32 || head_dim == 64) && bits % 16 == 0) {
+      const auto kernel = head_dim == 32 ? attention_mma_kernel<T, 32> : attention_mma_kernel<T, 64>;
+      return launch(kernel, grid, 256, 0, stream, true, from, to, queries, heads);
+    }
     const auto kernel = head_dim <= 32 ? attention_kernel<T, 32> : attention_kernel<T, 64>;
-    return launch(kernel, grid, 256, 0, stream, true, static_cast<const T*>(qkv), static_cast<T*>(output), queries, heads,
-                  head_dim);
+    return launch(kernel, grid, 256, 0, stream, true, from, to, queries, heads, head_dim);
   });
 }
 

@@ -116,48 +116,11 @@ __global__ void __launch_bounds__(Chw32<T>::kThreads) to_kernel(const T* x, T* o
   }
 }
 
-// One thread per block of 2x2 pixels, or what is left of one at the border: such pixels have no gradient.
-template <class T>
-__global__ void __launch_bounds__(256) pool_backward_kernel(const T* grad, const T* x, T* output,
-                                                            const __grid_constant__ Image a, int64_t height,
-                                                            int64_t width) {
-  const int64_t rows = ceil_div<int64_t>(height, 2), columns = ceil_div<int64_t>(width, 2);
-  const int64_t i = blockIdx.x * 256ll + threadIdx.x;
-  const int64_t column = i % columns, row = i / columns % rows;
-  const int64_t channel = i / columns / rows % a.channels, n = i / columns / rows / a.channels;
-  if (n >= a.n) return;
-  const T* corner = x + n * a.stride_n + channel * a.stride_c + 2 * row * a.stride_h + 2 * column * a.stride_w;
-  int largest = -1;
-  T g = from_float<T>(0);
-  if (row < a.height && column < a.width) {
-    g = grad[(((n * a.blocks + channel / 32) * a.height + row) * a.width + column) * 32 + channel % 32];
-    float most = 0;
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      const float value = to_float(corner[k / 2 * a.stride_h + k % 2 * a.stride_w]);
-      if (k == 0 || value > most || value != value) {
-        most = value;
-        largest = k;
-      }
-    }
-  }
-  output += ((n * a.channels + channel) * height + 2 * row) * width + 2 * column;
-#pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    if (2 * row + k / 2 < height && 2 * column + k % 2 < width) {
-      output[k / 2 * width + k % 2] = k == largest ? g : from_float<T>(0);
-    }
-  }
-}
-
-Image image_of(const Tensor& x, bool pool) {
-  return {x.sizes[0],           x.sizes[1],   ceil_div<int64_t>(x.sizes[1], 32), pool ? x.sizes[2] / 2 : x.sizes[2],
-          pool ? x.sizes[3] / 2 : x.sizes[3], x.strides[0], x.strides[1], x.strides[2], x.strides[3]};
-}
-
 template <class T, Read kRead>
 cudaError_t launch(const Tensor& x, const Tensor& output, cudaStream_t stream) {
-  const Image image = image_of(x, kRead == Read::kPooledVectors || kRead == Read::kPooledElements);
+  const int64_t by = kRead == Read::kPooledVectors || kRead == Read::kPooledElements ? 2 : 1;
+  const Image image{x.sizes[0],   x.sizes[1],   ceil_div<int64_t>(x.sizes[1], 32), x.sizes[2] / by, x.sizes[3] / by,
+                    x.strides[0], x.strides[1], x.strides[2], x.strides[3]};
   const int64_t blocks = Chw32<T>::grid(image.n, image.blocks, image.height * image.width);
   if (blocks > INT32_MAX) return cudaErrorNotSupported;
   to_kernel<T, kRead><<<static_cast<int>(blocks), Chw32<T>::kThreads, 0, stream>>>(
@@ -187,20 +150,6 @@ cudaError_t to_chw32(const Tensor& x, bool pool, const Tensor& output, cudaStrea
   return dispatch_size(x.item_size(), [&](auto* p) {
     using T = element_t<decltype(p)>;
     return vectors ? launch<T, Read::kVectors>(x, output, stream) : launch<T, Read::kElements>(x, output, stream);
-  });
-}
-
-cudaError_t to_chw32_pool_backward(const Tensor& grad, const Tensor& x, const Tensor& output, cudaStream_t stream) {
-  if (output.numel() == 0) return cudaSuccess;
-  return dispatch_float(x.dtype, [&](auto* p) {
-    using T = element_t<decltype(p)>;
-    const int64_t threads = x.sizes[0] * x.sizes[1] * ceil_div<int64_t>(x.sizes[2], 2) * ceil_div<int64_t>(x.sizes[3], 2);
-    const int64_t blocks = ceil_div<int64_t>(threads, 256);
-    if (blocks > INT32_MAX) return cudaErrorNotSupported;
-    pool_backward_kernel<<<static_cast<int>(blocks), 256, 0, stream>>>(
-        static_cast<const T*>(grad.data), static_cast<const T*>(x.data), static_cast<T*>(output.data), image_of(x, true),
-        x.sizes[2], x.sizes[3]);
-    return cudaGetLastError();
   });
 }
 

@@ -10,8 +10,4 @@ namespace svexport {
 // largest of a 2x2 block (fp32, fp16, bf16, int8), NaN if one is.
 cudaError_t to_chw32(const Tensor& x, bool pool, const Tensor& output, cudaStream_t stream);
 
-// The gradient of x, contiguous, for that of the output with `pool`, grad, contiguous: it goes to the first largest
-// pixel of a block, or to its last NaN. (Without, it is from_chw32.)
-cudaError_t to_chw32_pool_backward(const Tensor& grad, const Tensor& x, const Tensor& output, cudaStream_t stream);
-
 }  // namespace svexport

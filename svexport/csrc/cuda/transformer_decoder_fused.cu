@@ -10,9 +10,8 @@
 // from far away. Between layers queries need the keys and values of all others of their scene. Where all clusters are
 // resident (a cooperative launch) there is one launch, and the warp that fetches waits for them by a counter while the
 // others compute the box branch. Where twice as many are, the box branch, which the cameras need but not the attention,
-// has clusters of its own, beside the next layer's attention. If not all are resident, or something else samples,
-// launches end where blocks would wait. Where the box branch has none, and the attention takes long enough, two warps
-// that have nothing else to do sample the first cameras meanwhile.
+// has clusters of its own, beside the next layer's attention; they sample the first cameras there, too. If not all are
+// resident, or something else samples, launches end where blocks would wait.
 //
 // Maps in NCHW are copied to channels-last by a launch before, at the end of which this one begins.
 #include <algorithm>

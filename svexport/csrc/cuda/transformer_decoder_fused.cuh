@@ -13,7 +13,7 @@ constexpr int kComputing = kWarps * 32, kThreads = kComputing + 128;
 constexpr int kNarrow = 64;    // most outputs of a narrow layer: camera weights, box code, classes
 constexpr int kKeyBlock = 64;  // keys are padded to a multiple; a slot of the ring has two blocks of them
 constexpr int kMaxCams = 32, kMaxFfn = 2048;
-constexpr int kPresampled = 2;   // cameras of a row that are sampled before the layer's attention ends,
+constexpr int kPresampled = 2;   // cameras of a row that clusters of the box branch sample beside the attention,
 constexpr int kAheadLevels = 4;  // and levels
 constexpr int kMostSplit = 36;   // clusters beside as many for the box branch, of the largest device
 
@@ -76,10 +76,6 @@ struct Product {
 // A cluster has all of the decoder, or, with the first of two lists, all but the box branch.
 enum Role { kQueries, kBoxes };
 
-// What samples the first cameras: warps that compute, when they get there; or ahead of that two others of the block, or
-// the cluster of the box branch.
-enum Sampler { kSameWarps, kOtherWarps, kOtherCluster, kSamplers };
-
 struct Weight {
   const void* bias;
   int64_t outputs;
@@ -112,7 +108,6 @@ struct Fused {
   char* passed_tile[2];
   unsigned* passed[2];
   int passes[2];
-  int presamples;            // how often kOtherWarps do
   float* seen;               // (clusters, kRows, 2, 32) u and v at the cameras, passed on with kPosition, as are
   void* samples;             // (clusters, kRows, kPresampled, ahead_levels, 256) what the first of these cameras see
   const void* load[kTiles];  // (rows, 256) before, or null

@@ -1,4 +1,4 @@
-// Of the fused decoder: what a block has, and what its warps fetch, pass on and sample beside the products.
+// Of the fused decoder: what a block has, and what its warps fetch and pass on beside the products.
 #pragma once
 
 #include "overlap.cuh"
@@ -14,18 +14,13 @@ struct Shared {
     T bias[kHalf], norm_weight[kChannels], norm_bias[kChannels];
     alignas(16) uint32_t code;
   } vectors[kSlots];
-  // The first has been read when the other is written, and the other way round.
-  union {
-    T encoder[4 * kChannels];  // weight (256, 3) and bias of the position's first layer
-    alignas(16) char samples[kSampled * kPresampled * kAheadLevels * kChannels * sizeof(T)];  // of the rows sampled here
-  };
+  alignas(16) T encoder[4 * kChannels];  // weight (256, 3) and bias of the position's first layer
   float logits[kRows * kLogitsPitch];
   float cameras[kMaxCams * 12];               // lidar2img, but for its last row
   float points[kRows * 3], logit[kRows * 3];  // and their inverse sigmoid
   alignas(16) float seen[kSampled * kSeen];   // of the rows that are sampled here
   uint64_t received[2], full[kSlots], empty[kSlots], stored;
-  uint64_t looked;         // for the other warps
-  uint64_t passed, taken;  // to and from the cluster of the other role; or the latter from the other warps
+  uint64_t passed, taken;  // to and from the cluster of the other role
 };
 static_assert(sizeof(Shared<__half>) <= 227 << 10, "more shared memory than a block can have");
 
@@ -166,23 +161,6 @@ __device__ __forceinline__ void take(const Fused& a, Shared<T>& s, const Block& 
   copy_bulk(s.tiles[queries ? kPosition : kX], a.passed_tile[from] + static_cast<int64_t>(self.tile) * kTileBytes,
             kTileBytes, taken);
   if (queries) copy_bulk(s.seen, a.seen + (self.tile * kRows + self.half * kSampled) * kSeen, sizeof(s.seen), taken);
-}
-
-// Samples ahead, by one of kOtherWarps.
-template <class T>
-__device__ __forceinline__ void sample_ahead(const Fused& a, Shared<T>& s, int scene, int warp) {
-  const int lane = threadIdx.x % 32;
-  wait_for_previous();
-#pragma unroll 1
-  for (int i = 0; i < a.presamples; ++i) {
-    wait_for(shared_address(&s.looked), i % 2);
-#pragma unroll 1
-    for (int row = warp; row < kSampled; row += kOthers) {
-      const float* seen = s.seen + row * kSeen + lane;
-      presample_row<T, 2>(a, scene, seen[0], seen[kMaxCams], s.samples + samples_of(a, row) * 16);
-    }
-    arrive_for_warp(shared_address(&s.taken), lane);
-  }
 }
 
 // The end of the box branch, and the first layer of the position's encoding, to kSum.

@@ -10,9 +10,9 @@
 
 namespace svexport::fused {
 
-template <class T, Sampler S>
+// kSplit: the box branch has clusters of its own.
+template <class T, bool kSplit>
 __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Block& self) {
-  constexpr bool kSplit = S == kOtherCluster;
   int thread = threadIdx.x;
   asm volatile("" : "+r"(thread));  // or it is read from afar again and again
   const int warp = __shfl_sync(0xffffffffu, thread / 32, 0), lane = thread % 32, group = lane / 4, quarter = lane % 4;
@@ -78,10 +78,6 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
       float* seen = a.seen + (self.tile * kRows + sampled_row) * kSeen + lane;
       seen[0] = u, seen[kMaxCams] = v;
     }
-    if constexpr (S == kOtherWarps) {
-      s.seen[warp * kSeen + lane] = u, s.seen[warp * kSeen + kMaxCams + lane] = v;
-      arrive_for_warp(shared_address(&s.looked), lane);
-    }
   };
   if (!a.first) look();
   asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
@@ -103,7 +99,7 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
       if (kSplit && code & kEncodes) {
         wait_for_previous();
         uint4* samples = static_cast<uint4*>(a.samples) + samples_of(a, self.tile * kRows + sampled_row);
-        presample_row<T, kAheadLevels>(a, scene, u, v, samples);
+        presample_row<T>(a, scene, u, v, samples);
       }
     }
     if (code & kNorms) {
@@ -150,11 +146,9 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
     if (code & kSamples) {
       uint4 ready[kPresampled][kAheadLevels] = {};
       wait_for_previous();
-      if constexpr (kSplit) u = s.seen[warp * kSeen + lane], v = s.seen[warp * kSeen + kMaxCams + lane];
-      if constexpr (S == kOtherWarps) wait_for(shared_address(&s.taken), taken++ % 2);
-      if constexpr (S != kSameWarps) {
-        const uint4* from = (kSplit ? static_cast<uint4*>(a.samples) : reinterpret_cast<uint4*>(s.samples)) +
-                            samples_of(a, kSplit ? self.tile * kRows + sampled_row : warp) + lane;
+      if constexpr (kSplit) {
+        u = s.seen[warp * kSeen + lane], v = s.seen[warp * kSeen + kMaxCams + lane];
+        const uint4* from = static_cast<uint4*>(a.samples) + samples_of(a, self.tile * kRows + sampled_row) + lane;
         const uint4* second = from + a.ahead_levels * 32;
         const int cameras = __popc(__ballot_sync(0xffffffffu, !isnan(u)));
 #pragma unroll
@@ -162,15 +156,14 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
 #pragma unroll
           for (int i = 0; i < kAheadLevels; ++i) {
             if (number >= cameras || i >= a.ahead_levels) continue;
-            const uint4* p = (number ? second : from) + i * 32;
-            ready[number][i] = kSplit ? __ldcg(p) : *p;
+            ready[number][i] = __ldcg((number ? second : from) + i * 32);
           }
         }
       }
       const float* row = s.logits + sampled_row * kLogitsPitch;
       float logits[2] = {row[lane], row[lane + 32]}, sampled[8] = {};
       activate(a.activation, a.logits, logits);
-      sample<T, S != kSameWarps>(a, scene, u, v, logits, ready, sampled);
+      sample<T, kSplit>(a, scene, u, v, logits, ready, sampled);
       const uint32_t at = tile(kIn) + chunk_at(sampled_row, lane);
       const uint4 y = pack8<T>(sampled);
       store_shared(at, y);
@@ -308,11 +301,10 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
   }
 }
 
-template <class T, Sampler S>
+template <class T, bool kSplit>
 __device__ __forceinline__ void decode(const Fused& a) {
   extern __shared__ __align__(1024) char memory[];
   Shared<T>& s = *reinterpret_cast<Shared<T>*>(memory);
-  constexpr bool kSplit = S == kOtherCluster;  // the box branch has clusters of its own
   const Block self(a, kSplit);
   STAGE(kMaxProducts - 1, 0);
   if (threadIdx.x == 0) {
@@ -320,16 +312,15 @@ __device__ __forceinline__ void decode(const Fused& a) {
     for (uint64_t& barrier : s.full) init_barrier(shared_address(&barrier), 1);
     for (uint64_t& barrier : s.empty) init_barrier(shared_address(&barrier), kWarps * kArrivals);
     init_barrier(shared_address(&s.stored), kWarps * kArrivals);
-    init_barrier(shared_address(&s.looked), kWarps * kArrivals);
     init_barrier(shared_address(&s.passed), kWarps * kArrivals);
-    init_barrier(shared_address(&s.taken), kSplit ? 1 : kOthers * kArrivals);
+    init_barrier(shared_address(&s.taken), 1);
     publish_barriers();
   }
   __syncthreads();
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
   if (threadIdx.x < kComputing) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(216));
-    compute<T, S>(a, s, self);
+    compute<T, kSplit>(a, s, self);
     STAGE(kMaxProducts - 1, 2);
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(72));
@@ -342,8 +333,6 @@ __device__ __forceinline__ void decode(const Fused& a) {
         wait_for(shared_address(&s.stored), i % 2);
         signal(a.done + self.scene);
       }
-    } else if (S == kOtherWarps && threadIdx.x >= kThreads - kOthers * 32) {
-      sample_ahead<T>(a, s, self.scene, (threadIdx.x - (kThreads - kOthers * 32)) / 32);
     } else if (kSplit && threadIdx.x == kComputing + 64) {
       wait_for_previous();
       for (int i = 0; i < a.passes[self.role]; ++i) {
@@ -367,7 +356,7 @@ namespace svexport::fused {
 
 template <class T>
 struct Shared {};
-template <class T, Sampler S>
+template <class T, bool kSplit>
 __device__ void decode(const Fused&) {}
 constexpr int kLaunched = 32;
 
@@ -377,7 +366,9 @@ constexpr int kLaunched = 32;
 
 namespace svexport::fused {
 
-template <class T, Sampler S>
-__global__ void __launch_bounds__(kLaunched, 1) decoder_kernel(const __grid_constant__ Fused a) { decode<T, S>(a); }
+template <class T, bool kSplit>
+__global__ void __launch_bounds__(kLaunched, 1) decoder_kernel(const __grid_constant__ Fused a) {
+  decode<T, kSplit>(a);
+}
 
 }  // namespace svexport::fused

@@ -106,7 +106,7 @@ bool plain(const FusedLevel& l) {
 template <class T>
 bool compiled() {
   cudaFuncAttributes attributes;
-  if (cudaFuncGetAttributes(&attributes, decoder_kernel<T, kSameWarps>) == cudaSuccess) {
+  if (cudaFuncGetAttributes(&attributes, decoder_kernel<T, false>) == cudaSuccess) {
     return attributes.maxThreadsPerBlock >= kThreads;
   }
   cudaGetLastError();  // or the next to ask is told of it
@@ -192,7 +192,7 @@ class Launch {
     std::fill(a.passes, a.passes + 2, 0);
     a.load[kQueryPos] = d.query_pos.data;
     a.first = a.save_points = false;
-    a.classes = nullptr, a.signals = a.presamples = 0;
+    a.classes = nullptr, a.signals = 0;
   }
 
   // All layers.
@@ -229,7 +229,6 @@ class Launch {
   // From the sampling on, to queries, keys and values of the next layer.
   void sample(int layer, bool itself) {
     auto w = [&](DecoderWeight weight) { return weight_of(d_, layer, weight); };
-    a_.presamples += itself;
     Product& out =
         list_.add(w(kOutputProj), kAddsX | kPosition << kAdds | (itself ? kSamples : 0u) | (split_ ? kTakes : 0u), kIn);
     if (!itself) list_.norm(out, w(kPositionNorm1), kPosition, kPosition, kNormRelu);
@@ -275,7 +274,7 @@ class Launch {
       SVEXPORT_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                         static_cast<int>(sizeof(Shared<T>))));
     }
-    return cudaOccupancyMaxActiveClusters(&clusters, kKernels[kSameWarps], &config.config);
+    return cudaOccupancyMaxActiveClusters(&clusters, kKernels[false], &config.config);
   }
 
   // together: blocks wait for all others.
@@ -285,17 +284,13 @@ class Launch {
     if (list_.failed) return cudaErrorInvalidValue;
     a_.scene_clusters = ceil_div(n_.queries, kRows);
     if (!together) a_.signals = 0;  // the next launch waits for all of this one
-    // Two warps take about as long to sample as the attention to 400 keys.
-    const bool others = a_.presamples > 0 && n_.queries >= 400;
-    const Sampler sampler = split_ ? kOtherCluster : others ? kOtherWarps : kSameWarps;
     const Config config(static_cast<unsigned>(a_.scene_clusters * n_.batch * (split_ ? 2 : 1)), stream, together,
                         early);
-    return cudaLaunchKernelEx(&config.config, kKernels[sampler], a_);
+    return cudaLaunchKernelEx(&config.config, kKernels[split_], a_);
   }
 
  private:
-  static constexpr void (*kKernels[kSamplers])(Fused) = {decoder_kernel<T, kSameWarps>, decoder_kernel<T, kOtherWarps>,
-                                                        decoder_kernel<T, kOtherCluster>};
+  static constexpr void (*kKernels[2])(Fused) = {decoder_kernel<T, false>, decoder_kernel<T, true>};
 
   struct Config {
     cudaLaunchAttribute attributes[3]{};

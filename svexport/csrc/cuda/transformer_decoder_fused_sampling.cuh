@@ -147,9 +147,9 @@ __device__ __forceinline__ bool is_plain(const Fused& a, int level) {
   return level >= a.first_plain && level < a.first_plain + a.plain_levels;
 }
 
-// What camera `cam` sees on the plain levels, by a warp: take(level, the lane's channels). The pixels of Together
-// levels are on their way at once; a lane finds the place on one of the levels.
-template <class T, int Together, class Take>
+// What camera `cam` sees on the plain levels, by a warp: take(level, the lane's channels). The pixels of all are on their
+// way at once; a lane finds the place on one of the levels.
+template <class T, class Take>
 __device__ __forceinline__ void sample_plain(const Fused& a, int batch, int cam, float cam_u, float cam_v, Take take) {
   const int lane = threadIdx.x % 32;
   const FusedLevel& l = a.level[a.first_plain + min(lane % kAheadLevels, a.plain_levels - 1)];
@@ -158,33 +158,28 @@ __device__ __forceinline__ void sample_plain(const Fused& a, int batch, int cam,
       reinterpret_cast<uint64_t>(static_cast<const T*>(l.data) + p.image + p.y.index[0] * l.y + p.x.index[0] * l.x);
   const int right = (p.x.index[1] - p.x.index[0]) * static_cast<int>(l.x);
   const int down = (p.y.index[1] - p.y.index[0]) * static_cast<int>(l.y);
+  uint4 taps[kAheadLevels][4];
 #pragma unroll
-  for (int first = 0; first < kAheadLevels; first += Together) {
-    uint4 taps[Together][4];
+  for (int level = 0; level < kAheadLevels; ++level) {
+    if (level < a.plain_levels) {
+      const T* from = reinterpret_cast<const T*>(__shfl_sync(0xffffffffu, corner, level)) + lane * 8;
+      const int to_right = __shfl_sync(0xffffffffu, right, level), to_below = __shfl_sync(0xffffffffu, down, level);
 #pragma unroll
-    for (int i = 0; i < Together; ++i) {
-      const int level = first + i;
-      if (level < a.plain_levels) {
-        const T* from = reinterpret_cast<const T*>(__shfl_sync(0xffffffffu, corner, level)) + lane * 8;
-        const int to_right = __shfl_sync(0xffffffffu, right, level), to_below = __shfl_sync(0xffffffffu, down, level);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          taps[i][j] = __ldg(reinterpret_cast<const uint4*>(from + (j % 2 ? to_right : 0) + (j / 2 ? to_below : 0)));
-        }
+      for (int j = 0; j < 4; ++j) {
+        taps[level][j] = __ldg(reinterpret_cast<const uint4*>(from + (j % 2 ? to_right : 0) + (j / 2 ? to_below : 0)));
       }
     }
+  }
 #pragma unroll
-    for (int i = 0; i < Together; ++i) {
-      const int level = first + i;
-      if (level < a.plain_levels) {
-        float sampled[8] = {};
+  for (int level = 0; level < kAheadLevels; ++level) {
+    if (level < a.plain_levels) {
+      float sampled[8] = {};
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const float tap = p.y.weight[j / 2] * p.x.weight[j % 2];
-          add_tap<T, kAdjacent>(taps[i][j], __shfl_sync(0xffffffffu, tap, level), sampled);
-        }
-        take(a.first_plain + level, sampled);
+      for (int j = 0; j < 4; ++j) {
+        const float tap = p.y.weight[j / 2] * p.x.weight[j % 2];
+        add_tap<T, kAdjacent>(taps[level][j], __shfl_sync(0xffffffffu, tap, level), sampled);
       }
+      take(a.first_plain + level, sampled);
     }
   }
 }
@@ -213,7 +208,7 @@ __device__ __forceinline__ int64_t samples_of(const Fused& a, int row) {
 }
 
 // What the first cameras see of a row's point on the first levels, by a warp: to the row's samples, for those that compute.
-template <class T, int Together>
+template <class T>
 __device__ __forceinline__ void presample_row(const Fused& a, int batch, float u, float v, void* samples) {
   uint4* to = static_cast<uint4*>(samples) + threadIdx.x % 32;
   unsigned seen = __ballot_sync(0xffffffffu, !isnan(u));
@@ -222,7 +217,7 @@ __device__ __forceinline__ void presample_row(const Fused& a, int batch, float u
     const int cam = __ffs(seen) - 1;
     const float cam_u = __shfl_sync(0xffffffffu, u, cam), cam_v = __shfl_sync(0xffffffffu, v, cam);
     const auto take = [&](int level, const float (&sampled)[8]) { to[level * 32] = pack8<T>(sampled); };
-    if (a.plain_levels > 0) sample_plain<T, Together>(a, batch, cam, cam_u, cam_v, take);
+    if (a.plain_levels > 0) sample_plain<T>(a, batch, cam, cam_u, cam_v, take);
 #pragma unroll 1
     for (int level = 0; level < a.ahead_levels; ++level) {
       if (is_plain(a, level)) continue;
@@ -273,7 +268,7 @@ __device__ __forceinline__ void sample(const Fused& a, int batch, float u, float
     const bool all = rest >> cam & 1;
     if (all && a.plain_levels > 0) {
       const float weight = weight_of(cam * a.levels + own_level);
-      sample_plain<T, kAheadLevels>(a, batch, cam, cam_u, cam_v, [&](int level, const float (&sampled)[8]) {
+      sample_plain<T>(a, batch, cam, cam_u, cam_v, [&](int level, const float (&sampled)[8]) {
         add(__shfl_sync(0xffffffffu, weight, level), sampled);
       });
     }

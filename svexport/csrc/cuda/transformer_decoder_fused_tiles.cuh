@@ -11,7 +11,6 @@ constexpr int kHeadDim = kChannels / kHeads, kOwnHeads = kHeads / 2;
 constexpr int kSlots = 2;                                   // products in the ring
 constexpr int kRowsOfWarp = kRows / kWarps;                 // normed by a warp
 constexpr int kSampled = kRows / 2;                         // rows that a block samples, one a warp
-constexpr int kOthers = 2;                                  // of kOtherWarps
 constexpr int kAtom = kRows * 128, kTileBytes = 4 * kAtom;  // of 64 channels of a tile, of a tile
 constexpr int kBox = kHalf * 128, kSlotBytes = 4 * kBox;    // of the weights of 64 inputs, of a product
 constexpr int kHeadBytes = kSlotBytes / kOwnHeads;          // of two blocks of keys and of values of a head

@@ -10,10 +10,7 @@ namespace {
 
 // operands...
 struct EinsumNode {
-  static constexpr const char* kType = "SvEinsum";
-  static constexpr int kTensors = 2;
-  static constexpr int kOptional = 0;
-  static constexpr int kOutputs = 1;
+  static constexpr NodeType kNode{"SvEinsum", 2, 0, 1};
   std::vector<int32_t> labels{};
   std::vector<int32_t> ranks{};
 
@@ -163,14 +160,8 @@ class EinsumPlugin final : public Plugin<EinsumPlugin, EinsumNode> {
   }
 
   const char* wrong_sizes(const Tensors& t) const override {
-    const EinsumLabels a = of(0), b = of(1);
-    for (size_t i = 0; i < a.size(); ++i) {
-      const auto found = std::find(b.begin(), b.end(), a[i]);
-      if (found == b.end()) continue;
-      const int64_t one = t.in(0).sizes[i], other = t.in(1).sizes[found - b.begin()];
-      if (one != other && one != 1 && other != 1) return "dimensions of one label should be of one size, or 1";
-    }
-    return nullptr;
+    const bool fit = labels_fit({{t.in(0), of(0)}, {t.in(1), of(1)}});
+    return fit ? nullptr : "dimensions of one label should be of one size, or 1";
   }
 
   size_t workspace(const Tensors& t) const override {

@@ -63,48 +63,42 @@ constexpr Type kTypes[] = {
 };
 constexpr int kFloatTypes = 3;  // the first ones, which outputs may have
 
+// An attribute: a number by `one`, a list by `many`.
+template <class T, class One, class Many>
+std::vector<T> numbers_of(const OrtKernelInfo* info, const PluginField& field, One one, Many many) {
+  size_t size = 1;
+  if (field.length != 1) check(many(info, field.name, nullptr, &size));  // a list has none before it is set
+  std::vector<T> numbers(size);
+  if (field.length == 1) {
+    check(one(info, field.name, numbers.data()));
+  } else if (size) {
+    check(many(info, field.name, numbers.data(), &size));
+  }
+  return numbers;
+}
+
 // The attributes of a node, read from ONNX Runtime.
 void set_attributes(PluginBase& plugin, const OrtKernelInfo* info) {
-  const std::vector<PluginField> expected = plugin.attributes();
-  std::vector<std::vector<int32_t>> integers(expected.size());
-  std::vector<std::vector<float>> floats(expected.size());
+  std::vector<std::vector<int32_t>> integers;
+  std::vector<std::vector<float>> floats;
   std::vector<PluginField> given;
-  for (size_t i = 0; i < expected.size(); ++i) {
-    const char* name = expected[i].name;
-    const bool one = expected[i].length == 1;  // a list has none before it is set
-    if (expected[i].type == PluginFieldType::kINT32) {
-      std::vector<int64_t> wide(1);
-      if (one) {
-        check(api->KernelInfoGetAttribute_int64(info, name, wide.data()));
-      } else {
-        size_t size = 0;
-        check(api->KernelInfoGetAttributeArray_int64(info, name, nullptr, &size));
-        wide.resize(size);
-        if (size) check(api->KernelInfoGetAttributeArray_int64(info, name, wide.data(), &size));
+  for (const PluginField& field : plugin.attributes()) {
+    if (field.type == PluginFieldType::kINT32) {
+      auto& narrow = integers.emplace_back();
+      for (const int64_t value : numbers_of<int64_t>(info, field, api->KernelInfoGetAttribute_int64,
+                                                     api->KernelInfoGetAttributeArray_int64)) {
+        if (value != static_cast<int32_t>(value)) throw Failure{std::string(field.name) + " is out of range"};
+        narrow.push_back(static_cast<int32_t>(value));
       }
-      for (const int64_t value : wide) {
-        if (value != static_cast<int32_t>(value)) throw Failure{std::string(name) + " is out of range"};
-        integers[i].push_back(static_cast<int32_t>(value));
-      }
-      given.emplace_back(name, integers[i].data(), PluginFieldType::kINT32, static_cast<int32_t>(integers[i].size()));
+      given.push_back(field_of(field.name, narrow));
     } else {
-      floats[i].resize(1);
-      if (one) {
-        check(api->KernelInfoGetAttribute_float(info, name, floats[i].data()));
-      } else {
-        size_t size = 0;
-        check(api->KernelInfoGetAttributeArray_float(info, name, nullptr, &size));
-        floats[i].resize(size);
-        if (size) check(api->KernelInfoGetAttributeArray_float(info, name, floats[i].data(), &size));
-      }
-      given.emplace_back(name, floats[i].data(), PluginFieldType::kFLOAT32, static_cast<int32_t>(floats[i].size()));
+      floats.push_back(numbers_of<float>(info, field, api->KernelInfoGetAttribute_float,
+                                         api->KernelInfoGetAttributeArray_float));
+      given.push_back(field_of(field.name, floats.back()));
     }
   }
   const PluginFieldCollection collection{static_cast<int32_t>(given.size()), given.data()};
-  Fields fields(&collection);
-  plugin.set_attributes(fields);
-  if (const char* why = fields.ok() ? plugin.wrong_attributes() : nullptr) fields.fail(why);
-  if (const std::string why = fields.wrong(); !why.empty()) throw Failure{why};
+  if (const std::string why = plugin.set_fields(&collection); !why.empty()) throw Failure{why};
 }
 
 // One node of a session. Runs of a session on several threads share it: nothing changes after it is made.

@@ -143,24 +143,31 @@ class Interface {
   std::vector<PluginTensorDesc> descriptions_;  // of the inputs, then the outputs
 };
 
-// The fields of a node without their values: what the parser reads from it.
-class FieldNames {
+// What creators of plugins have in common: the fields of a node without their values, which the parser reads from it.
+template <class Base>
+class Creator : public Base {
  public:
-  explicit FieldNames(Maker maker) {
+  explicit Creator(Maker maker) : maker_(maker) {
     const auto plugin = maker();
+    type_ = plugin->type();
     for (const auto& field : plugin->attributes()) fields_.emplace_back(field.name, nullptr, field.type, field.length);
     weights_ = plugin->possible_weight_names();
     for (const auto& name : weights_) fields_.emplace_back(name.c_str(), nullptr, PluginFieldType::kFLOAT32, 0);
-    collection_.nbFields = static_cast<int32_t>(fields_.size());
-    collection_.fields = fields_.data();
+    collection_ = {static_cast<int32_t>(fields_.size()), fields_.data()};
   }
-  FieldNames(const FieldNames&) = delete;
-  const PluginFieldCollection* get() const { return &collection_; }
+
+  const PluginFieldCollection* getFieldNames() noexcept override { return &collection_; }
+  const char* getPluginName() const noexcept override { return type_; }
+  const char* getPluginVersion() const noexcept override { return kVersion; }
+
+ protected:
+  Maker maker_;
+  const char* type_;
 
  private:
   std::vector<std::string> weights_;
   std::vector<PluginField> fields_;
-  PluginFieldCollection collection_;
+  PluginFieldCollection collection_{};
 };
 
 // The creators of all nodes. They are never destroyed: a registry may outlive the statics of this library.
@@ -175,3 +182,5 @@ const std::vector<Base*>& all_creators() {
 }
 
 }  // namespace svexport::plugin
+
+#define SVEXPORT_EXPORT extern "C" __attribute__((visibility("default")))

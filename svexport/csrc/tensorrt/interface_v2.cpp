@@ -162,9 +162,9 @@ class LayerV2 final : public nvinfer1::IPluginV2DynamicExt, private Interface {
   bool initialized_ = false;
 };
 
-class CreatorV2 final : public nvinfer1::IPluginCreator {
+class CreatorV2 final : public Creator<nvinfer1::IPluginCreator> {
  public:
-  explicit CreatorV2(Maker maker) : maker_(maker), type_(maker()->type()), names_(maker) {}
+  using Creator::Creator;
 
   nvinfer1::IPluginV2* createPlugin(const char*, const PluginFieldCollection* fields) noexcept override {
     return layer(fields, 0, kUnknown);
@@ -186,9 +186,6 @@ class CreatorV2 final : public nvinfer1::IPluginCreator {
     });
   }
 
-  const PluginFieldCollection* getFieldNames() noexcept override { return names_.get(); }
-  const char* getPluginName() const noexcept override { return type_; }
-  const char* getPluginVersion() const noexcept override { return kVersion; }
   const char* getPluginNamespace() const noexcept override { return space_.c_str(); }
   void setPluginNamespace(const char* space) noexcept override {
     guarded(type_, 0, [&] { return space_ = space ? space : "", 0; });
@@ -204,9 +201,6 @@ class CreatorV2 final : public nvinfer1::IPluginCreator {
     });
   }
 
-  Maker maker_;
-  const char* type_;
-  FieldNames names_;
   std::string space_ = kNamespace;
 };
 
@@ -226,8 +220,6 @@ const bool registered = [] {
 
 }  // namespace
 }  // namespace svexport::plugin
-
-#define SVEXPORT_EXPORT extern "C" __attribute__((visibility("default")))
 
 SVEXPORT_EXPORT nvinfer1::IPluginCreator* const* getPluginCreators(int32_t& count) {
   const auto& creators = svexport::plugin::creators();

@@ -125,9 +125,9 @@ class LayerV3 final : public nvinfer1::IPluginV3,
   PluginFieldCollection collection_{};
 };
 
-class CreatorV3 final : public nvinfer1::IPluginCreatorV3One {
+class CreatorV3 final : public Creator<nvinfer1::IPluginCreatorV3One> {
  public:
-  explicit CreatorV3(Maker maker) : maker_(maker), type_(maker()->type()), names_(maker) {}
+  using Creator::Creator;
 
   nvinfer1::IPluginV3* createPlugin(const char*, const PluginFieldCollection* fields,
                                     nvinfer1::TensorRTPhase) noexcept override {
@@ -137,21 +137,11 @@ class CreatorV3 final : public nvinfer1::IPluginCreatorV3One {
                    [&]() -> nvinfer1::IPluginV3* { return new LayerV3(std::move(plugin)); });
   }
 
-  const PluginFieldCollection* getFieldNames() noexcept override { return names_.get(); }
-  const char* getPluginName() const noexcept override { return type_; }
-  const char* getPluginVersion() const noexcept override { return kVersion; }
   const char* getPluginNamespace() const noexcept override { return kNamespace; }
-
- private:
-  Maker maker_;
-  const char* type_;
-  FieldNames names_;
 };
 
 }  // namespace
 }  // namespace svexport::plugin
-
-#define SVEXPORT_EXPORT extern "C" __attribute__((visibility("default")))
 
 SVEXPORT_EXPORT nvinfer1::IPluginCreatorInterface* const* getCreators(int32_t& count) {
   using namespace svexport::plugin;

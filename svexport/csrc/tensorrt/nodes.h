@@ -19,12 +19,14 @@
 
 namespace svexport::plugin {
 
+struct NodeType {
+  const char* type;
+  int tensors, optional, outputs;  // tensors: inputs that are neither optional nor in a list
+};
+
 // x, bias, residual, weight, norm_bias, extra?
 struct AddBiasResidualLayerNormNode {
-  static constexpr const char* kType = "SvAddBiasResidualLayerNorm";
-  static constexpr int kTensors = 5;
-  static constexpr int kOptional = 1;
-  static constexpr int kOutputs = 2;
+  static constexpr NodeType kNode{"SvAddBiasResidualLayerNorm", 5, 1, 2};
   float eps{};
 
   SVEXPORT_EACH(eps)
@@ -32,10 +34,7 @@ struct AddBiasResidualLayerNormNode {
 
 // image, grid
 struct BilinearSampleNode {
-  static constexpr const char* kType = "SvBilinearSample";
-  static constexpr int kTensors = 2;
-  static constexpr int kOptional = 0;
-  static constexpr int kOutputs = 2;
+  static constexpr NodeType kNode{"SvBilinearSample", 2, 0, 2};
 
   template <class Visitor>
   void each(Visitor&&) {}
@@ -43,10 +42,7 @@ struct BilinearSampleNode {
 
 // features..., reference_points, lidar2img, weights, offsets
 struct CameraSampleNode {
-  static constexpr const char* kType = "SvCameraSample";
-  static constexpr int kTensors = 4;
-  static constexpr int kOptional = 0;
-  static constexpr int kOutputs = 1;
+  static constexpr NodeType kNode{"SvCameraSample", 4, 0, 1};
   std::vector<int32_t> image_size{};
   std::vector<float> pc_range{};
   float depth_eps{};
@@ -60,10 +56,7 @@ struct CameraSampleNode {
 
 // input, offset, weight, bias?, mask?
 struct DeformConv2dNode {
-  static constexpr const char* kType = "SvDeformConv2d";
-  static constexpr int kTensors = 3;
-  static constexpr int kOptional = 2;
-  static constexpr int kOutputs = 1;
+  static constexpr NodeType kNode{"SvDeformConv2d", 3, 2, 1};
   std::vector<int32_t> stride{};
   std::vector<int32_t> padding{};
   std::vector<int32_t> dilation{};
@@ -76,10 +69,7 @@ struct DeformConv2dNode {
 
 // input, grid
 struct GridSampleNode {
-  static constexpr const char* kType = "SvGridSample";
-  static constexpr int kTensors = 2;
-  static constexpr int kOptional = 0;
-  static constexpr int kOutputs = 1;
+  static constexpr NodeType kNode{"SvGridSample", 2, 0, 1};
   int32_t interpolation_mode{};
   int32_t padding_mode{};
   int32_t align_corners{};
@@ -90,10 +80,7 @@ struct GridSampleNode {
 
 // A
 struct InverseNode {
-  static constexpr const char* kType = "SvInverse";
-  static constexpr int kTensors = 1;
-  static constexpr int kOptional = 0;
-  static constexpr int kOutputs = 1;
+  static constexpr NodeType kNode{"SvInverse", 1, 0, 1};
   int32_t n{};
 
   SVEXPORT_EACH(n)
@@ -101,10 +88,7 @@ struct InverseNode {
 
 // value, spatial_shapes, level_start_index, sampling_locations, attention_weights
 struct MsDeformAttnNode {
-  static constexpr const char* kType = "SvMsDeformAttn";
-  static constexpr int kTensors = 5;
-  static constexpr int kOptional = 0;
-  static constexpr int kOutputs = 1;
+  static constexpr NodeType kNode{"SvMsDeformAttn", 5, 0, 1};
   float scale{};
 
   SVEXPORT_EACH(scale)
@@ -112,10 +96,7 @@ struct MsDeformAttnNode {
 
 // query, query_pos, reference_points, features..., lidar2img, weights...
 struct TransformerDecoderNode {
-  static constexpr const char* kType = "SvTransformerDecoder";
-  static constexpr int kTensors = 4;
-  static constexpr int kOptional = 0;
-  static constexpr int kOutputs = 3;
+  static constexpr NodeType kNode{"SvTransformerDecoder", 4, 0, 3};
   int32_t num_layers{};
   int32_t num_heads{};
   int32_t num_points{};

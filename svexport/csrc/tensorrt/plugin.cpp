@@ -4,56 +4,14 @@
 
 #include <atomic>
 #include <cstdio>
-#include <cstring>
 
 namespace svexport::plugin {
 namespace {
 
 std::atomic<nvinfer1::ILogger*> found_logger{nullptr};
 
-// No attribute of a node is a longer list: what claims to be is refused before it is read.
-constexpr int kMaxLength = 64;
-
 // The tactic among what plans hold of a plugin. No node has an attribute of that name.
 constexpr char kTactic[] = "tactic";
-
-template <class T>
-constexpr PluginFieldType kFieldType = std::is_same_v<T, int32_t> ? PluginFieldType::kINT32 : PluginFieldType::kFLOAT32;
-
-// The one of that name with the right type; null if there is none.
-template <class T>
-const PluginField* take(Fields& fields, const char* name) {
-  const PluginField* field = fields.take(name);
-  if (!field || field->type == kFieldType<T>) return field;
-  fields.fail(std::string("attribute ") + name + " should be of type " +
-              (kFieldType<T> == PluginFieldType::kINT32 ? "INT32" : "FLOAT32") + ", got PluginFieldType " +
-              std::to_string(static_cast<int>(field->type)));
-  return nullptr;
-}
-
-template <class T>
-void set_scalar(Fields& fields, const char* name, T& value) {
-  const PluginField* field = take<T>(fields, name);
-  if (!field) return;
-  if (field->length != 1 || !field->data) {
-    fields.fail(std::string("attribute ") + name + " should be one number, got " + std::to_string(field->length));
-  } else {
-    std::memcpy(&value, field->data, sizeof(T));
-  }
-}
-
-template <class T>
-void set_list(Fields& fields, const char* name, std::vector<T>& value) {
-  const PluginField* field = take<T>(fields, name);
-  if (!field) return;
-  if (field->length < 0 || field->length > kMaxLength || (field->length > 0 && !field->data)) {
-    fields.fail(std::string("attribute ") + name + " should be a list of at most " + std::to_string(kMaxLength) +
-                " numbers, got " + (field->data ? std::to_string(field->length) : "none"));
-    return;
-  }
-  value.resize(field->length);
-  if (field->length > 0) std::memcpy(value.data(), field->data, field->length * sizeof(T));
-}
 
 }  // namespace
 
@@ -80,22 +38,16 @@ const PluginField* Fields::take(const std::string& name) {
   return field;
 }
 
+const PluginField* Fields::take(const std::string& name, PluginFieldType type) {
+  const PluginField* field = take(name);
+  if (!field || field->type == type) return field;
+  fail("attribute " + name + " should be of type " + (type == PluginFieldType::kINT32 ? "INT32" : "FLOAT32") +
+       ", got PluginFieldType " + std::to_string(static_cast<int>(field->type)));
+  return nullptr;
+}
+
 std::string Fields::wrong() const {
   return !why_.empty() || fields_.empty() ? why_ : "unknown attribute " + fields_.begin()->first;
-}
-
-void set(Fields& fields, const char* name, int32_t& value) { set_scalar(fields, name, value); }
-void set(Fields& fields, const char* name, float& value) { set_scalar(fields, name, value); }
-void set(Fields& fields, const char* name, std::vector<int32_t>& value) { set_list(fields, name, value); }
-void set(Fields& fields, const char* name, std::vector<float>& value) { set_list(fields, name, value); }
-
-PluginField field_of(const char* name, const int32_t& value) { return {name, &value, PluginFieldType::kINT32, 1}; }
-PluginField field_of(const char* name, const float& value) { return {name, &value, PluginFieldType::kFLOAT32, 1}; }
-PluginField field_of(const char* name, const std::vector<int32_t>& value) {
-  return {name, value.data(), PluginFieldType::kINT32, static_cast<int32_t>(value.size())};
-}
-PluginField field_of(const char* name, const std::vector<float>& value) {
-  return {name, value.data(), PluginFieldType::kFLOAT32, static_cast<int32_t>(value.size())};
 }
 
 void PluginBase::set_weights(Fields& fields) {
@@ -145,18 +97,19 @@ std::vector<PluginField> PluginBase::fields() {
   return result;
 }
 
+std::string PluginBase::set_fields(const PluginFieldCollection* given) {
+  Fields fields(given);
+  if (fields.ok()) set_attributes(fields);
+  if (const char* why = fields.ok() ? wrong_attributes() : nullptr) fields.fail(why);
+  if (fields.ok()) set_weights(fields);
+  if (fields.ok() && fields.has(kTactic)) set(fields, kTactic, tactic_);
+  return fields.wrong();
+}
+
 std::unique_ptr<PluginBase> make(Maker maker, const PluginFieldCollection* given) noexcept {
   return guarded("svexport", std::unique_ptr<PluginBase>(), [&]() -> std::unique_ptr<PluginBase> {
     auto plugin = maker();
-    Fields fields(given);
-    if (fields.ok()) plugin->set_attributes(fields);
-    if (const char* why = fields.ok() ? plugin->wrong_attributes() : nullptr) fields.fail(why);
-    if (fields.ok()) plugin->set_weights(fields);
-    if (int32_t tactic = 0; fields.ok() && fields.has(kTactic)) {
-      set(fields, kTactic, tactic);
-      plugin->set_tactic(tactic);
-    }
-    const std::string why = fields.wrong();
+    const std::string why = plugin->set_fields(given);
     if (why.empty()) return plugin;
     log_error(plugin->type(), why);
     return nullptr;

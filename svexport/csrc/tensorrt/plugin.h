@@ -7,8 +7,10 @@
 
 #include <NvInferRuntime.h>
 
+#include <cstring>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <unordered_map>
 #include <vector>
 
@@ -78,8 +80,9 @@ class Fields {
   // The collection must outlive this.
   explicit Fields(const PluginFieldCollection* given);
   bool has(const std::string& name) const { return fields_.count(name) != 0; }
-  // The field of that name; null, and why, if there is none.
+  // The field of that name, of that type; null, and why, if there is none.
   const PluginField* take(const std::string& name);
+  const PluginField* take(const std::string& name, PluginFieldType type);
   void fail(const std::string& why) { why_ = why_.empty() ? why : why_; }
   bool ok() const { return why_.empty(); }
   // What was wrong first, or that there are fields which nobody has taken; empty if all is well.
@@ -90,15 +93,46 @@ class Fields {
   std::string why_;
 };
 
+// No attribute of a node is a longer list: what claims to be is refused before it is read.
+constexpr int kMaxLength = 64;
+
+template <class T>  // int32_t or float
+constexpr PluginFieldType kFieldType = std::is_same_v<T, int32_t> ? PluginFieldType::kINT32 : PluginFieldType::kFLOAT32;
+
 // The attributes one by one. What is wrong with a field, the fields remember.
-void set(Fields& fields, const char* name, int32_t& value);
-void set(Fields& fields, const char* name, float& value);
-void set(Fields& fields, const char* name, std::vector<int32_t>& value);
-void set(Fields& fields, const char* name, std::vector<float>& value);
-PluginField field_of(const char* name, const int32_t& value);
-PluginField field_of(const char* name, const float& value);
-PluginField field_of(const char* name, const std::vector<int32_t>& value);
-PluginField field_of(const char* name, const std::vector<float>& value);
+template <class T>
+void set(Fields& fields, const char* name, T& value) {
+  const PluginField* field = fields.take(name, kFieldType<T>);
+  if (!field) return;
+  if (field->length != 1 || !field->data) {
+    fields.fail(std::string("attribute ") + name + " should be one number, got " + std::to_string(field->length));
+  } else {
+    std::memcpy(&value, field->data, sizeof(T));
+  }
+}
+
+template <class T>
+void set(Fields& fields, const char* name, std::vector<T>& value) {
+  const PluginField* field = fields.take(name, kFieldType<T>);
+  if (!field) return;
+  if (field->length < 0 || field->length > kMaxLength || (field->length > 0 && !field->data)) {
+    fields.fail(std::string("attribute ") + name + " should be a list of at most " + std::to_string(kMaxLength) +
+                " numbers, got " + (field->data ? std::to_string(field->length) : "none"));
+    return;
+  }
+  value.resize(field->length);
+  if (field->length > 0) std::memcpy(value.data(), field->data, field->length * sizeof(T));
+}
+
+template <class T>
+PluginField field_of(const char* name, const T& value) {
+  return {name, &value, kFieldType<T>, 1};
+}
+
+template <class T>
+PluginField field_of(const char* name, const std::vector<T>& value) {
+  return {name, value.data(), kFieldType<T>, static_cast<int32_t>(value.size())};
+}
 
 class PluginBase {
  public:
@@ -115,13 +149,13 @@ class PluginBase {
   // Fields of the attributes, pointing into them.
   virtual std::vector<PluginField> attributes() = 0;
   virtual void set_attributes(Fields& fields) = 0;
+  // Takes all fields that are given. What is wrong with them; empty if nothing is.
+  std::string set_fields(const PluginFieldCollection* given);
 
   // The names of weights as attributes, in the order of the inputs that they are in place of: those of this node, and all
   // that any node of its type may have. Empty: nodes of this type have none.
   virtual std::vector<std::string> weight_names() const { return {}; }
   virtual std::vector<std::string> possible_weight_names() const { return {}; }
-  // Takes all of weight_names, or none if they are inputs.
-  void set_weights(Fields& fields);
   // What is wrong with weights of these lengths; null if nothing is.
   virtual const char* wrong_lengths(const std::vector<int64_t>&) const { return nullptr; }
   // Has them on the current device in the type of input 0, until release. Nothing to do for a plugin without any.
@@ -157,17 +191,19 @@ class PluginBase {
   std::vector<Tensor> weight_views_;                    // (out, in) and then (out), of each pair
 
  private:
+  // Takes all of weight_names, or none if they are inputs.
+  void set_weights(Fields& fields);
   void view_weights(DType dtype);
 };
 
 template <class Derived, class Node>
 class Plugin : public PluginBase {
  public:
-  const char* type() const override { return Node::kType; }
+  const char* type() const override { return Node::kNode.type; }
   // Nodes with lists of tensors have their own idea of how many there are.
-  int min_inputs() const override { return Node::kTensors; }
-  int max_inputs() const override { return Node::kTensors + Node::kOptional; }
-  int outputs() const override { return Node::kOutputs; }
+  int min_inputs() const override { return Node::kNode.tensors; }
+  int max_inputs() const override { return Node::kNode.tensors + Node::kNode.optional; }
+  int outputs() const override { return Node::kNode.outputs; }
 
   std::unique_ptr<PluginBase> clone() const override {
     return std::make_unique<Derived>(static_cast<const Derived&>(*this));

@@ -9,7 +9,10 @@
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
 
+#include <optional>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "tensor.h"
@@ -98,12 +101,56 @@ inline bool done(cudaError_t status) {
   return true;
 }
 
-// The op's pure-torch definition on CUDA tensors: the Python kernel, which torch keeps under the CPU key.
-template <class Function, class... Args>
-decltype(auto) reference(const char* name, Function*, Args&&... args) {
-  auto op = c10::Dispatcher::singleton().findSchemaOrThrow((std::string("svexport::") + name).c_str(), "");
-  return op.template typed<Function>().redispatch(
-      c10::DispatchKeySet(c10::DispatchKey::CPU), std::forward<Args>(args)...);
+// The result of an operator that a launcher writes; nothing where it has no kernel for the arguments.
+template <class Result>
+std::optional<Result> if_done(cudaError_t status, Result result) {
+  return done(status) ? std::optional(std::move(result)) : std::nullopt;
 }
+
+// The gradients of the arguments that need one, in order.
+using Wanted = std::optional<std::vector<at::Tensor>>;
+
+// Calls f with each tensor that is there among arguments of an operator.
+template <class F, class Argument>
+void each_tensor(F&& f, const Argument& argument) {
+  if constexpr (std::is_same_v<Argument, at::TensorList>) {
+    for (const at::Tensor& tensor : argument) each_tensor(f, tensor);
+  } else if constexpr (std::is_same_v<Argument, std::optional<at::Tensor>>) {
+    if (argument) each_tensor(f, *argument);
+  } else if constexpr (std::is_same_v<Argument, at::Tensor>) {
+    if (argument.defined()) f(argument);
+  }
+}
+
+// An operator on CUDA tensors: `kernel`, or where that returns nothing the pure-torch definition, the Python kernel that
+// torch keeps under the CPU key. That has tensors of several devices, or of types that no kernel reads, at once.
+template <class Result, class... Arguments>
+struct Operator {
+  std::string name;
+  std::optional<Result> (*kernel)(Arguments...);
+
+  Result operator()(Arguments... arguments) const {
+    std::optional<at::Device> device;
+    bool readable = true;
+    const auto check = [&](const at::Tensor& tensor) {
+      if (!device) device = tensor.device();
+      readable = readable && tensor.device() == *device && has_dtype(tensor);
+    };
+    (each_tensor(check, arguments), ...);
+    const c10::cuda::OptionalCUDAGuard guard(device && device->is_cuda() ? device : std::nullopt);
+    if (auto result = readable ? kernel(arguments...) : std::nullopt) return *std::move(result);
+    const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), "");
+    return op.template typed<Result(Arguments...)>().redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), arguments...);
+  }
+};
+
+template <class Result, class... Arguments>
+void implement(torch::Library& library, const std::string& name, std::optional<Result> (*kernel)(Arguments...)) {
+  library.impl(name.c_str(), Operator<Result, Arguments...>{"svexport::" + name, kernel});
+}
+
+// Which tactic the calls of an op take, as svexport::_force_tactic said, for tests and for timing tactics one by one; 0:
+// the planner's choice.
+int32_t forced_tactic(const char* op);
 
 }  // namespace svexport

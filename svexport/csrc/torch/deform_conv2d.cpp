@@ -1,6 +1,8 @@
 #include "deform_conv2d/launch.h"
 #include "deform_conv2d/tensors.h"
 
+#include <algorithm>
+
 #include <ATen/ops/baddbmm.h>
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/sum.h>
@@ -8,7 +10,6 @@
 #include "accumulate.h"
 #include "binding.h"
 #include "matmul.h"
-#include "tactics.h"
 
 namespace svexport {
 namespace {
@@ -24,12 +25,9 @@ bool countable(const at::Tensor& input, const at::Tensor& offset) {
   return input.size(2) * input.size(3) <= INT32_MAX && offset.size(0) * offset.size(2) * offset.size(3) < 1 << 30;
 }
 
-// Of the tensors beside the input: whether they are floating point, and where it is.
-bool supported(at::TensorList tensors, const at::Tensor& input, const at::Tensor& weight) {
-  for (const auto& t : tensors) {
-    if (!has_dtype(t) || !t.is_floating_point() || t.device() != input.device()) return false;
-  }
-  return input.scalar_type() == at::kChar || weight.scalar_type() == input.scalar_type();
+// Of the tensors beside the input.
+bool floats(at::TensorList tensors) {
+  return std::all_of(tensors.begin(), tensors.end(), [](const at::Tensor& t) { return t.is_floating_point(); });
 }
 
 std::vector<at::Tensor> present(std::initializer_list<std::optional<at::Tensor>> tensors) {
@@ -104,31 +102,28 @@ at::Tensor by_cublas(const at::Tensor& input, const at::Tensor& offset, const at
 }
 
 // The input may also be int8 in CHW32 or CHW4, (N, ceil(C/V), H, W, V), which the op has no schema for: tests do so.
-at::Tensor deform_conv2d_torch(const at::Tensor& input, const at::Tensor& offset, const at::Tensor& weight,
-                               const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& mask,
-                               at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
-                               int64_t groups, int64_t offset_groups, double scale) {
-  const c10::cuda::CUDAGuard guard(input.device());
-  if (has_dtype(input) && supported(present({offset, weight, bias, mask}), input, weight)) {
-    const auto conv = parameters(weight, stride, padding, dilation, groups, offset_groups, scale);
-    const auto forced = forced_tactic("deform_conv2d");
-    if (weight.scalar_type() != at::kFloat && groups == 1 && (!bias || bias->scalar_type() == weight.scalar_type()) &&
-        countable(input, offset) && input.numel()) {
-      const auto problem = deform::problem_of(view(input), view(offset), conv);
-      const bool fits = problem.packed || input.scalar_type() != at::kChar;
-      if (fits && choose(problem, current_gpu(), forced).kernel == deform::Kernel::kPacked) {
-        return by_cublas(input, offset, weight, bias, mask, conv);
-      }
-    }
-    const auto output = fresh({input.size(0), weight.size(0), offset.size(2), offset.size(3)}, weight);
-    const auto scratch = workspace(deform_conv2d_workspace(view(input), view(offset), view(weight), conv), input);
-    if (done(deform_conv2d(view(input), view(offset), view(weight), view(bias), view(mask), view(output), conv,
-                           forced, scratch.data_ptr(), svexport::stream()))) {
-      return output;
+std::optional<at::Tensor> deform_conv2d_torch(const at::Tensor& input, const at::Tensor& offset,
+                                              const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                                              const std::optional<at::Tensor>& mask, at::IntArrayRef stride,
+                                              at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
+                                              int64_t offset_groups, double scale) {
+  const bool int8 = input.scalar_type() == at::kChar;
+  if (!int8 && weight.scalar_type() != input.scalar_type()) return {};
+  if (!floats(present({offset, weight, bias, mask}))) return {};
+  const auto conv = parameters(weight, stride, padding, dilation, groups, offset_groups, scale);
+  const auto forced = forced_tactic("deform_conv2d");
+  if (weight.scalar_type() != at::kFloat && groups == 1 && (!bias || bias->scalar_type() == weight.scalar_type()) &&
+      countable(input, offset) && input.numel()) {
+    const auto problem = deform::problem_of(view(input), view(offset), conv);
+    if ((problem.packed || !int8) && choose(problem, current_gpu(), forced).kernel == deform::Kernel::kPacked) {
+      return by_cublas(input, offset, weight, bias, mask, conv);
     }
   }
-  return reference("deform_conv2d", deform_conv2d_torch, input, offset, weight, bias, mask, stride, padding, dilation,
-                   groups, offset_groups, scale);
+  const auto output = fresh({input.size(0), weight.size(0), offset.size(2), offset.size(3)}, weight);
+  const auto scratch = workspace(deform_conv2d_workspace(view(input), view(offset), view(weight), conv), input);
+  return if_done(deform_conv2d(view(input), view(offset), view(weight), view(bias), view(mask), view(output), conv,
+                               forced, scratch.data_ptr(), svexport::stream()),
+                 output);
 }
 
 // c = a b, of batches of matrices; c may be transposed. The kernel is faster for float32, cuBLAS for the other types and
@@ -142,17 +137,15 @@ void product(at::Tensor c, const at::Tensor& a, const at::Tensor& b, const at::T
   }
 }
 
-std::vector<at::Tensor> deform_conv2d_backward_torch(
-    at::TensorList grads, const at::Tensor& input, const at::Tensor& offset, const at::Tensor& weight,
-    const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& mask, at::IntArrayRef stride,
-    at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups, int64_t offset_groups, double scale,
-    const c10::List<bool>& needs_grad) {
-  const c10::cuda::CUDAGuard guard(input.device());
-  const auto tensors = present({input, offset, weight, bias, mask});
+Wanted deform_conv2d_backward_torch(at::TensorList grads, const at::Tensor& input, const at::Tensor& offset,
+                                    const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                                    const std::optional<at::Tensor>& mask, at::IntArrayRef stride,
+                                    at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
+                                    int64_t offset_groups, double, const c10::List<bool>& needs_grad) {
   const int64_t images = offset.size(0), plane = offset.size(2) * offset.size(3);
-  if (!supported(tensors, input, weight) || grads[0].scalar_type() != input.scalar_type() || !countable(input, offset)) {
-    return reference("deform_conv2d_backward", deform_conv2d_backward_torch, grads, input, offset, weight, bias, mask,
-                     stride, padding, dilation, groups, offset_groups, scale, needs_grad);
+  if (!floats(present({input, offset, weight, bias, mask})) || weight.scalar_type() != input.scalar_type() ||
+      grads[0].scalar_type() != input.scalar_type() || !countable(input, offset)) {
+    return {};
   }
   const bool needs_bias = bias && needs_grad[3], needs_mask = mask && needs_grad[bias ? 4 : 3];
   const bool needs_taps = needs_grad[0] || needs_grad[1] || needs_mask;
@@ -205,15 +198,15 @@ std::vector<at::Tensor> deform_conv2d_backward_torch(
 
   std::vector<at::Tensor> results;
   if (needs_grad[0]) {
-    results.push_back(planes ? grad_input->result(input.scalar_type())
-                             : unpack(grad_input->result(at::kFloat), input, conv));
+    const auto sums = grad_input->result(input.scalar_type());
+    results.push_back(planes ? sums : unpack(sums, input, conv));
   }
   if (needs_grad[1]) results.push_back(grad_offset);
   if (needs_grad[2]) {
     if (!grad_kernels.defined()) grad_kernels = at::zeros(kernels.sizes(), kernels.options().dtype(at::kFloat));
-    const auto like_packed = [&] { return grad_kernels.view({weight.size(0), weight.size(2), weight.size(3), -1}); };
-    results.push_back(planes ? grad_kernels.to(weight.scalar_type()).view(weight.sizes())
-                             : unpack(like_packed(), weight, conv));
+    const auto sums = grad_kernels.to(weight.scalar_type());
+    results.push_back(planes ? sums.view(weight.sizes())
+                             : unpack(sums.view({weight.size(0), weight.size(2), weight.size(3), -1}), weight, conv));
   }
   if (needs_bias) {
     const auto sum = grad_planes.view({images, groups * outputs, plane}).sum(at::IntArrayRef({0, 2}), false, at::kFloat);
@@ -226,8 +219,8 @@ std::vector<at::Tensor> deform_conv2d_backward_torch(
 }  // namespace
 
 TORCH_LIBRARY_IMPL(svexport, CUDA, m) {
-  m.impl("deform_conv2d", &deform_conv2d_torch);
-  m.impl("deform_conv2d_backward", &deform_conv2d_backward_torch);
+  implement(m, "deform_conv2d", deform_conv2d_torch);
+  implement(m, "deform_conv2d_backward", deform_conv2d_backward_torch);
 }
 
 }  // namespace svexport

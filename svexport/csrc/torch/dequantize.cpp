@@ -15,23 +15,19 @@ std::optional<at::ScalarType> result_type(int64_t number) {
   }
 }
 
-at::Tensor forward(const at::Tensor& q, double scale, const std::optional<at::Tensor>& scales, int64_t axis,
-                   int64_t dtype) {
-  const c10::cuda::CUDAGuard guard(q.device());
+std::optional<at::Tensor> forward(const at::Tensor& q, double scale, const std::optional<at::Tensor>& scales,
+                                  int64_t axis, int64_t dtype) {
   const auto type = result_type(dtype);
-  if (type && has_dtype(q) && fits_scales(q, scales, axis)) {
-    const auto output = at::empty_like(q, q.options().dtype(*type));
-    const auto steps = float_scales(scales);
-    if (done(dequantize(view(q), static_cast<float>(scale), view(steps), static_cast<int>(axis), view(output),
-                        stream()))) {
-      return output;
-    }
-  }
-  return reference("dequantize", forward, q, scale, scales, axis, dtype);
+  if (!type || !fits_scales(q, scales, axis)) return {};
+  const auto output = at::empty_like(q, q.options().dtype(*type));
+  const auto steps = float_scales(scales);
+  return if_done(dequantize(view(q), static_cast<float>(scale), view(steps), static_cast<int>(axis), view(output),
+                            stream()),
+                 output);
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(svexport, CUDA, m) { m.impl("dequantize", &forward); }
+TORCH_LIBRARY_IMPL(svexport, CUDA, m) { implement(m, "dequantize", forward); }
 
 }  // namespace svexport

@@ -5,100 +5,80 @@
 #include <utility>
 
 #include "binding.h"
-#include "tactics.h"
 
 namespace svexport {
 namespace {
 
-bool same_sizes(std::initializer_list<std::pair<at::IntArrayRef, at::IntArrayRef>> tensors) {
-  std::vector<std::pair<int64_t, int64_t>> known;  // label, size
-  for (const auto& [labels, sizes] : tensors) {
-    if (labels.size() != sizes.size()) return false;
-    for (size_t i = 0; i < labels.size(); ++i) {
-      if (sizes[i] == 1) continue;
-      const auto found = std::find_if(known.begin(), known.end(), [&](const auto& k) { return k.first == labels[i]; });
-      if (found == known.end()) {
-        known.emplace_back(labels[i], sizes[i]);
-      } else if (found->second != sizes[i]) {
-        return false;
-      }
-    }
-  }
-  return true;
-}
-
 // The sum of products of a and b, of a given shape; undefined if there is no kernel for it. after_product: as
 // einsum_product() has it.
-at::Tensor product(const at::Tensor& a, at::IntArrayRef a_labels, const at::Tensor& b, at::IntArrayRef b_labels,
-                   at::IntArrayRef labels, at::IntArrayRef shape, bool& after_product) {
+at::Tensor product(const at::Tensor& a, const EinsumLabels& a_labels, const at::Tensor& b, const EinsumLabels& b_labels,
+                   const EinsumLabels& labels, at::IntArrayRef shape, bool& after_product) {
   const bool early = std::exchange(after_product, false);
-  if (!has_dtype(a) || !has_dtype(b) || shape.size() > kMaxRank || !a.is_floating_point() ||
-      b.scalar_type() != a.scalar_type() || b.device() != a.device() || a.numel() == 0 || b.numel() == 0 ||
-      !same_sizes({{a_labels, a.sizes()}, {b_labels, b.sizes()}, {labels, shape}})) {
+  if (shape.size() > kMaxRank || !a.is_floating_point() || b.scalar_type() != a.scalar_type() || a.numel() == 0 ||
+      b.numel() == 0) {
     return {};
   }
-  after_product = early;
   const auto result = fresh(shape, a);
+  const Tensor x = view(a), y = view(b), z = view(result);
+  if (!labels_fit({{x, a_labels}, {y, b_labels}, {z, labels}})) return {};
+  after_product = early;
   at::Tensor memory;
   const auto scratch = [&](size_t bytes) { return (memory = workspace(bytes, a)).data_ptr(); };
-  const cudaError_t status = einsum_product(view(a), a_labels.vec(), view(b), b_labels.vec(), view(result), labels.vec(),
-                                            forced_tactic("einsum"), after_product, scratch, stream());
+  const cudaError_t status = einsum_product(x, a_labels, y, b_labels, z, labels, forced_tactic("einsum"), after_product,
+                                            scratch, stream());
   return done(status) ? result : at::Tensor();
 }
 
 // The labels of two operands and of the output.
 struct Terms {
-  at::IntArrayRef a, b, output;
+  EinsumLabels a, b, output;
 
   static std::optional<Terms> of(at::TensorList operands, at::IntArrayRef labels, at::IntArrayRef ranks) {
     if (operands.size() != 2 || ranks.size() != 3) return {};
-    return Terms{labels.slice(0, ranks[0]), labels.slice(ranks[0], ranks[1]), labels.slice(ranks[0] + ranks[1])};
+    return Terms{labels.slice(0, ranks[0]).vec(), labels.slice(ranks[0], ranks[1]).vec(),
+                 labels.slice(ranks[0] + ranks[1]).vec()};
   }
 };
 
-at::Tensor einsum_torch(at::TensorList operands, at::IntArrayRef labels, at::IntArrayRef ranks) {
-  const c10::cuda::CUDAGuard guard(operands[0].device());
-  if (const auto terms = Terms::of(operands, labels, ranks)) {
-    const auto &a = operands[0], &b = operands[1];
-    std::vector<int64_t> shape;
-    for (const int64_t label : terms->output) {
-      int64_t size = 1;
-      for (int64_t i = 0; i < a.dim(); ++i) size = terms->a[i] == label ? std::max(size, a.size(i)) : size;
-      for (int64_t i = 0; i < b.dim(); ++i) size = terms->b[i] == label ? std::max(size, b.size(i)) : size;
-      shape.push_back(size);
-    }
-    bool after_product = false;
-    const auto result = product(a, terms->a, b, terms->b, terms->output, shape, after_product);
-    if (result.defined()) return result;
+std::optional<at::Tensor> einsum_torch(at::TensorList operands, at::IntArrayRef labels, at::IntArrayRef ranks) {
+  const auto terms = Terms::of(operands, labels, ranks);
+  if (!terms) return {};
+  const auto &a = operands[0], &b = operands[1];
+  std::vector<int64_t> shape;
+  for (const int64_t label : terms->output) {
+    int64_t size = 1;
+    for (int64_t i = 0; i < a.dim(); ++i) size = terms->a[i] == label ? std::max(size, a.size(i)) : size;
+    for (int64_t i = 0; i < b.dim(); ++i) size = terms->b[i] == label ? std::max(size, b.size(i)) : size;
+    shape.push_back(size);
   }
-  return reference("einsum", einsum_torch, operands, labels, ranks);
+  bool after_product = false;
+  const auto result = product(a, terms->a, b, terms->b, terms->output, shape, after_product);
+  return result.defined() ? std::optional(result) : std::nullopt;
 }
 
-std::vector<at::Tensor> einsum_backward_torch(at::TensorList grads, at::TensorList operands, at::IntArrayRef labels,
-                                              at::IntArrayRef ranks, c10::List<bool> needs_grad) {
-  const c10::cuda::CUDAGuard guard(operands[0].device());
-  if (const auto terms = Terms::of(operands, labels, ranks)) {
-    // One that is expanded, such as that of a sum, would have no rows side by side.
-    const auto grad = grads[0].is_non_overlapping_and_dense() ? grads[0] : grads[0].contiguous();
-    const at::IntArrayRef of[] = {terms->a, terms->b};
-    std::vector<at::Tensor> results;
-    bool after_product = false;
-    for (int i = 0; i < 2; ++i) {
-      if (!needs_grad.get(i)) continue;
-      const auto& other = operands[1 - i];
-      results.push_back(product(grad, terms->output, other, of[1 - i], of[i], operands[i].sizes(), after_product));
-      if (!results.back().defined()) break;
-    }
-    if (results.empty() || results.back().defined()) return results;
+Wanted einsum_backward_torch(at::TensorList grads, at::TensorList operands, at::IntArrayRef labels,
+                             at::IntArrayRef ranks, c10::List<bool> needs_grad) {
+  const auto terms = Terms::of(operands, labels, ranks);
+  if (!terms) return {};
+  // One that is expanded, such as that of a sum, would have no rows side by side.
+  const auto grad = grads[0].is_non_overlapping_and_dense() ? grads[0] : grads[0].contiguous();
+  const EinsumLabels* const of[] = {&terms->a, &terms->b};
+  std::vector<at::Tensor> results;
+  bool after_product = false;
+  for (int i = 0; i < 2; ++i) {
+    if (!needs_grad.get(i)) continue;
+    const auto& other = operands[1 - i];
+    results.push_back(product(grad, terms->output, other, *of[1 - i], *of[i], operands[i].sizes(), after_product));
+    if (!results.back().defined()) return {};
   }
-  return reference("einsum_backward", einsum_backward_torch, grads, operands, labels, ranks, needs_grad);
+  return results;
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(svexport, CUDA, m) {
-  m.impl("einsum", &einsum_torch);
-  m.impl("einsum_backward", &einsum_backward_torch);
+  implement(m, "einsum", einsum_torch);
+  implement(m, "einsum_backward", einsum_backward_torch);
 }
 
 }  // namespace svexport

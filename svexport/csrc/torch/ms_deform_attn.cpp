@@ -2,65 +2,49 @@
 
 #include "accumulate.h"
 #include "binding.h"
-#include "tactics.h"
 
 namespace svexport {
 namespace {
 
-at::Tensor ms_deform_attn_torch(const at::Tensor& value, const at::Tensor& spatial_shapes,
-                                const at::Tensor& level_start_index, const at::Tensor& sampling_locations,
-                                const at::Tensor& attention_weights, double scale) {
-  const c10::cuda::CUDAGuard guard(value.device());
-  const auto here = [&](const at::Tensor& t) { return has_dtype(t) && t.device() == value.device(); };
-  if (here(value) && here(spatial_shapes) && here(level_start_index) && here(sampling_locations) &&
-      here(attention_weights)) {
-    const auto& typed = value.scalar_type() == at::kChar ? attention_weights : value;
-    const auto output = fresh({value.size(0), sampling_locations.size(1), value.size(2) * value.size(3)}, typed);
-    if (done(ms_deform_attn(view(value), view(spatial_shapes), view(level_start_index), view(sampling_locations),
-                            view(attention_weights), view(output), static_cast<float>(scale), forced_tactic("ms_deform_attn"),
-                            stream()))) {
-      return output;
-    }
-  }
-  return reference("ms_deform_attn", ms_deform_attn_torch, value, spatial_shapes, level_start_index, sampling_locations,
-                   attention_weights, scale);
+std::optional<at::Tensor> ms_deform_attn_torch(const at::Tensor& value, const at::Tensor& spatial_shapes,
+                                               const at::Tensor& level_start_index,
+                                               const at::Tensor& sampling_locations,
+                                               const at::Tensor& attention_weights, double scale) {
+  const auto& typed = value.scalar_type() == at::kChar ? attention_weights : value;
+  const auto output = fresh({value.size(0), sampling_locations.size(1), value.size(2) * value.size(3)}, typed);
+  return if_done(ms_deform_attn(view(value), view(spatial_shapes), view(level_start_index), view(sampling_locations),
+                                view(attention_weights), view(output), static_cast<float>(scale),
+                                forced_tactic("ms_deform_attn"), stream()),
+                 output);
 }
 
-std::vector<at::Tensor> ms_deform_attn_backward_torch(at::TensorList grads, const at::Tensor& value,
-                                                      const at::Tensor& spatial_shapes,
-                                                      const at::Tensor& level_start_index,
-                                                      const at::Tensor& sampling_locations,
-                                                      const at::Tensor& attention_weights, double scale,
-                                                      const c10::List<bool>& needs_grad) {
-  const c10::cuda::CUDAGuard guard(value.device());
-  const auto here = [&](const at::Tensor& t) { return has_dtype(t) && t.device() == value.device(); };
-  if (here(grads[0]) && here(value) && here(spatial_shapes) && here(level_start_index) && here(sampling_locations) &&
-      here(attention_weights)) {
-    std::optional<Accumulator> grad_value;
-    if (needs_grad[0]) {
-      grad_value.emplace(value.sizes(), value, at::TensorList{grads[0], attention_weights},
-                         static_cast<double>(sampling_locations.numel()));
-    }
-    const Gradients others({sampling_locations, attention_weights}, {needs_grad[3], needs_grad[4]});
-    if (done(ms_deform_attn_backward(view(grads[0]), view(value), view(spatial_shapes), view(level_start_index),
-                                     view(sampling_locations), view(attention_weights),
-                                     grad_value ? view(grad_value->sums) : Tensor{},
-                                     grad_value ? view(grad_value->scale) : Tensor{}, view(others.all[0]),
-                                     view(others.all[1]), forced_tactic("ms_deform_attn_backward"), stream()))) {
-      auto results = others.wanted();
-      if (grad_value) results.insert(results.begin(), grad_value->result(value.scalar_type()));
-      return results;
-    }
+Wanted ms_deform_attn_backward_torch(at::TensorList grads, const at::Tensor& value, const at::Tensor& spatial_shapes,
+                                     const at::Tensor& level_start_index, const at::Tensor& sampling_locations,
+                                     const at::Tensor& attention_weights, double,
+                                     const c10::List<bool>& needs_grad) {
+  std::optional<Accumulator> grad_value;
+  if (needs_grad[0]) {
+    grad_value.emplace(value.sizes(), value, at::TensorList{grads[0], attention_weights},
+                       static_cast<double>(sampling_locations.numel()));
   }
-  return reference("ms_deform_attn_backward", ms_deform_attn_backward_torch, grads, value, spatial_shapes,
-                   level_start_index, sampling_locations, attention_weights, scale, needs_grad);
+  const Gradients others({sampling_locations, attention_weights}, {needs_grad[3], needs_grad[4]});
+  if (!done(ms_deform_attn_backward(view(grads[0]), view(value), view(spatial_shapes), view(level_start_index),
+                                    view(sampling_locations), view(attention_weights),
+                                    grad_value ? view(grad_value->sums) : Tensor{},
+                                    grad_value ? view(grad_value->scale) : Tensor{}, view(others.all[0]),
+                                    view(others.all[1]), forced_tactic("ms_deform_attn_backward"), stream()))) {
+    return {};
+  }
+  auto results = others.wanted();
+  if (grad_value) results.insert(results.begin(), grad_value->result(value.scalar_type()));
+  return results;
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(svexport, CUDA, m) {
-  m.impl("ms_deform_attn", &ms_deform_attn_torch);
-  m.impl("ms_deform_attn_backward", &ms_deform_attn_backward_torch);
+  implement(m, "ms_deform_attn", ms_deform_attn_torch);
+  implement(m, "ms_deform_attn_backward", ms_deform_attn_backward_torch);
 }
 
 }  // namespace svexport

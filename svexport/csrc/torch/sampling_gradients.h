@@ -1,9 +1,10 @@
-// Shared by the bindings of grid_sample and bilinear_sample.
+// The gradients of grid_sample and of bilinear_sample.
 #pragma once
 
 #include <ATen/Context.h>
 
 #include "binding.h"
+#include "grid_sample/launch.h"
 
 namespace svexport {
 
@@ -17,6 +18,23 @@ inline at::Tensor evenly_spaced(const at::Tensor& t) {
     expected = stride * t.size(i);
   }
   return t;
+}
+
+inline Wanted sampling_gradients(const char* op, const at::Tensor& grad_output, const at::Tensor& input,
+                                 const at::Tensor& grid, int64_t mode, int64_t padding, bool align_corners,
+                                 const c10::List<bool>& needs_grad) {
+  const Gradients results({input, grid}, needs_grad);
+  const auto grad = evenly_spaced(grad_output);
+  const bool deterministic = at::globalContext().deterministicAlgorithms();
+  const int32_t tactic = forced_tactic(op);
+  const auto scratch = workspace(
+      grid_sample_backward_workspace(view(grad), view(input), view(grid), static_cast<int>(mode), deterministic,
+                                     needs_grad[0], needs_grad[1], tactic),
+      input);
+  return if_done(grid_sample_backward(view(grad), view(input), view(grid), view(results.all[0]), view(results.all[1]),
+                                      static_cast<int>(mode), static_cast<int>(padding), align_corners, deterministic,
+                                      tactic, scratch.data_ptr(), stream()),
+                 results.wanted());
 }
 
 }  // namespace svexport

@@ -5,11 +5,11 @@
 
 namespace svexport {
 
-// Whether the scales, if any, are on the device of x: one, or one per index of the axis.
+// Whether there is one scale, or one per index of the axis.
 inline bool fits_scales(const at::Tensor& x, const std::optional<at::Tensor>& scales, int64_t axis) {
   if (!scales) return true;
   const bool one = scales->numel() == 1 && scales->dim() <= 1;
-  return scales->device() == x.device() && scales->is_floating_point() &&
+  return scales->is_floating_point() &&
          (one || (axis >= 0 && axis < x.dim() && scales->dim() == 1 && scales->size(0) == x.size(axis)));
 }
 

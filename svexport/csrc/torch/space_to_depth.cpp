@@ -5,33 +5,25 @@
 namespace svexport {
 namespace {
 
-bool fits(const at::Tensor& x) {
-  return has_dtype(x) && x.dim() == 4 && x.size(2) % 2 == 0 && x.size(3) % 2 == 0;
+bool fits(const at::Tensor& x) { return x.dim() == 4 && x.size(2) % 2 == 0 && x.size(3) % 2 == 0; }
+
+std::optional<at::Tensor> forward(const at::Tensor& x) {
+  if (!fits(x)) return {};
+  const auto output = fresh({x.size(0), 4 * x.size(1), x.size(2) / 2, x.size(3) / 2}, x);
+  return if_done(space_to_depth(view(x), view(output), stream()), output);
 }
 
-at::Tensor forward(const at::Tensor& x) {
-  const c10::cuda::CUDAGuard guard(x.device());
-  if (fits(x)) {
-    const auto output = fresh({x.size(0), 4 * x.size(1), x.size(2) / 2, x.size(3) / 2}, x);
-    if (done(space_to_depth(view(x), view(output), stream()))) return output;
-  }
-  return reference("space_to_depth", forward, x);
-}
-
-std::vector<at::Tensor> backward(at::TensorList grads, const at::Tensor& x, c10::List<bool> needs_grad) {
-  const c10::cuda::CUDAGuard guard(x.device());
-  if (fits(x) && needs_grad.get(0)) {
-    const auto gradient = fresh(x);
-    if (done(depth_to_space(view(grads[0]), view(gradient), stream()))) return {gradient};
-  }
-  return reference("space_to_depth_backward", backward, grads, x, needs_grad);
+Wanted backward(at::TensorList grads, const at::Tensor& x, c10::List<bool> needs_grad) {
+  if (!fits(x) || !needs_grad.get(0)) return {};
+  const auto gradient = fresh(x);
+  return if_done(depth_to_space(view(grads[0]), view(gradient), stream()), std::vector{gradient});
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(svexport, CUDA, m) {
-  m.impl("space_to_depth", &forward);
-  m.impl("space_to_depth_backward", &backward);
+  implement(m, "space_to_depth", forward);
+  implement(m, "space_to_depth_backward", backward);
 }
 
 }  // namespace svexport

@@ -1,7 +1,3 @@
-#include "tactics.h"
-
-#include <torch/library.h>
-
 #include <atomic>
 #include <map>
 #include <mutex>
@@ -10,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "binding.h"
 #include "gpu.h"
 
 namespace svexport {

@@ -28,7 +28,7 @@ bool has_short_runs(const Tensor& x, const DeformConv2d& conv);
 // y: packed(x), contiguous.
 cudaError_t pack(const Tensor& x, const Tensor& y, const DeformConv2d& conv, cudaStream_t stream);
 
-// y: packed, float32; x: (N, C, H, W), contiguous, any float type.
+// y: packed; x: (N, C, H, W), of the same type, any strides.
 cudaError_t unpack(const Tensor& y, const Tensor& x, const DeformConv2d& conv, cudaStream_t stream);
 
 // Bytes of scratch for deform_conv2d by any tactic; no more for smaller tensors.

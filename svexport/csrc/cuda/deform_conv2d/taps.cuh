@@ -95,8 +95,6 @@ __device__ __forceinline__ Between locate(const Tap& tap, const Geometry& g, Pix
 // 16 bytes of elements.
 template <class T>
 constexpr int kVector = 16 / sizeof(T);
-template <class T>
-using Vector = Vec<T, kVector<T>>;
 
 // p + 16 * vectors bytes
 template <class T>

@@ -62,6 +62,25 @@ inline Tactic choose(Problem problem, const Gpu& gpu, int32_t forced) {
 
 using EinsumLabels = std::vector<int64_t>;
 
+// Whether tensors have as many dimensions as labels, and all dimensions of a label one size, or 1.
+inline bool labels_fit(std::initializer_list<std::pair<const Tensor&, const EinsumLabels&>> tensors) {
+  std::vector<std::pair<int64_t, int64_t>> known;  // label, size
+  for (const auto& [t, labels] : tensors) {
+    if (static_cast<int>(labels.size()) != t.rank) return false;
+    for (int i = 0; i < t.rank; ++i) {
+      if (t.sizes[i] == 1) continue;
+      const int64_t label = labels[i];
+      const auto found = std::find_if(known.begin(), known.end(), [&](const auto& k) { return k.first == label; });
+      if (found == known.end()) {
+        known.emplace_back(label, t.sizes[i]);
+      } else if (found->second != t.sizes[i]) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
 // Views of three tensors, as einsum_views() has them: whatever a label is called, it is known by which of them have it.
 class EinsumViews {
  public:

@@ -7,19 +7,9 @@ namespace svexport::backward {
 
 template <class T>
 __global__ void __launch_bounds__(kTileThreads)
-    to_channels_last_kernel(const T* __restrict__ from, int64_t image, int64_t channel, T* __restrict__ to, int batch,
-                            int channels, int pixels, int width, Left left) {
-  each_left(batch, left, [&](int n, int count) {
-    to_channels_last(from + n * image, image, channel, to + static_cast<int64_t>(n) * channels * pixels, count, channels,
-                     pixels, width);
-  });
-}
-
-template <class T>
-__global__ void __launch_bounds__(kTileThreads)
     from_channels_last_kernel(const float* __restrict__ from, T* __restrict__ to, int batch, int channels, int pixels,
                               int width, Left left) {
-  each_left(batch, left, [&](int n, int count) {
+  left.each(batch, [&](int n, int count) {
     const int64_t size = static_cast<int64_t>(channels) * pixels;
     from_channels_last(from + n * size, to + n * size, count, channels, pixels, width);
   });
@@ -39,13 +29,13 @@ __device__ __forceinline__ void clear(float* to, int64_t size) {
 
 // Images of `size` floats each.
 static __global__ void __launch_bounds__(kThreads) zero_kernel(float* __restrict__ to, int batch, int64_t size, Left left) {
-  each_left(batch, left, [&](int first, int count) { clear(to + first * size, count * size); });
+  left.each(batch, [&](int first, int count) { clear(to + first * size, count * size); });
 }
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     round_kernel(const float* __restrict__ from, T* __restrict__ to, int batch, int64_t size, Left left) {
-  each_left(batch, left, [&](int image, int count) {
+  left.each(batch, [&](int image, int count) {
     const int64_t first = image * size, n = count * size;
     for (int64_t i = blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x; i < n;
          i += static_cast<int64_t>(gridDim.x) * kThreads) {

@@ -218,8 +218,9 @@ class Backward {
     const Left rest = listed_ && (tactic_.boxes || !others().data) ? left_ : Left();
     if (copy_) {
       const cudaError_t status =
-          launch(to_channels_last_kernel<T>, rest.runs ? blocks_of(tiles()) : dim3(limited(tiles())), kTileThreads, 0,
-                 stream_, listed_, data, image, input_.strides[1], copy_, batch_, channels_, pixels_, copy_width(), rest);
+          launch(to_channels_last_kernel<T, Left>, rest.runs ? blocks_of(tiles()) : dim3(limited(tiles())), kTileThreads,
+                 0, stream_, listed_, data, image, input_.strides[1], copy_, batch_, channels_, pixels_, copy_width(),
+                 rest);
       if (status != cudaSuccess) return status;
       data = copy_;
       image = size();

@@ -125,23 +125,24 @@ __global__ void __launch_bounds__(kThreads, 4)
   }
 }
 
-// Copies the images that have scattered points from (N, C, pixels) to (N, pixels, C), and says which these are.
-template <class T>
-__global__ void __launch_bounds__(kThreads)
-    copy_scattered_kernel(const T* __restrict__ input, int64_t image, int64_t channel, T* __restrict__ copy,
-                          const bool* __restrict__ scattered, int tiles, bool* __restrict__ copied, int batch,
-                          int channels, int pixels, int width) {
-  start_next();
-  wait_for_previous();
-  for (int n = blockIdx.y; n < batch; n += gridDim.y) {
-    bool any = false;
-    for (int i = threadIdx.x; i < tiles; i += kThreads) any |= scattered[static_cast<int64_t>(n) * tiles + i];
-    any = __syncthreads_or(any);
-    if (blockIdx.x == 0 && threadIdx.x == 0) copied[n] = any;
-    if (!any) continue;
-    to_channels_last(input + n * image, image, channel, copy + static_cast<int64_t>(n) * pixels * channels, 1, channels,
-                     pixels, width);
+// The images that have scattered points; says which these are. Blocks of whatever x images.
+struct Scattered {
+  const bool* tiles;  // (N, count)
+  int count;
+  bool* images;  // (N)
+
+  template <class F>
+  __device__ __forceinline__ void each(int batch, F&& f) const {
+    start_next();
+    wait_for_previous();
+    for (int n = blockIdx.y; n < batch; n += gridDim.y) {
+      bool any = false;
+      for (int i = threadIdx.x; i < count; i += kThreads) any |= tiles[static_cast<int64_t>(n) * count + i];
+      any = __syncthreads_or(any);
+      if (blockIdx.x == 0 && threadIdx.x == 0) images[n] = any;
+      if (any) f(n, 1);
+    }
   }
-}
+};
 
 }  // namespace svexport::forward

@@ -99,9 +99,10 @@ struct Call {
                              tactic.chunk, sampler::kBoxMemory, unit_of(data(), image(), channel(), pixels), scattered);
     if (status != cudaSuccess) return status;
     const auto some = static_cast<unsigned>(ceil_of(sampler::enough_blocks(gpu), images));
-    status = launch(copy_scattered_kernel<T>, dim3(some, images), kThreads, 0, stream, true, data(), image(), channel(),
-                    copy, scattered, static_cast<int>(tiles.count_across.d) * tiles.count_down, copied, batch(),
-                    channels(), pixels, pixel_width<T>(data(), image(), channel()));
+    const Scattered of{scattered, static_cast<int>(tiles.count_across.d) * tiles.count_down, copied};
+    status = launch(to_channels_last_kernel<T, Scattered>, dim3(some, images), kTileThreads, 0, stream, true, data(),
+                    image(), channel(), copy, batch(), channels(), pixels,
+                    pixel_width<T>(data(), image(), channel()), of);
     if (status != cudaSuccess) return status;
     Space last = s;
     last.stride[0] = channels();

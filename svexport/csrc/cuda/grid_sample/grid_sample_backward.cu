@@ -15,9 +15,9 @@ size_t grid_sample_backward_workspace(const Tensor& grad, const Tensor& input, c
   return sampler::gradient::Workspace(problem, choose(problem, current_gpu(), tactic)).all();
 }
 
-static cudaError_t sample_backward(const Tensor& grad, const Tensor& input, const Tensor& grid,
-                                   const Tensor& grad_input, const Tensor& grad_grid, const Sampling& sampling,
-                                   bool deterministic, int32_t forced, void* workspace, cudaStream_t stream) {
+cudaError_t grid_sample_backward(const Tensor& grad, const Tensor& input, const Tensor& grid, const Tensor& grad_input,
+                                 const Tensor& grad_grid, int mode, int padding, bool align_corners, bool deterministic,
+                                 int32_t forced, void* workspace, cudaStream_t stream) {
   if (input.numel() == 0 || grid.numel() == 0) {
     for (const Tensor* t : {&grad_input, &grad_grid}) {
       if (t->data == nullptr || t->numel() == 0) continue;
@@ -29,33 +29,19 @@ static cudaError_t sample_backward(const Tensor& grad, const Tensor& input, cons
   Space s(grid);
   int64_t point = 1;
   if (grad.dtype != input.dtype || !is_float(input) || !is_float(grid) || input.sizes[0] > INT32_MAX ||
-      input.sizes[1] > INT32_MAX || !Space::of(input, grid, sampling, s) ||
+      input.sizes[1] > INT32_MAX || !Space::of(input, grid, Sampling{mode, padding, align_corners}, s) ||
       !evenly_spaced(grad, 2, grad.rank - 1, point)) {
     return cudaErrorNotSupported;
   }
   const Gpu gpu = current_gpu();
-  const Problem problem = sampler::gradient::problem_of(grad, point, input, grid, sampling.mode, deterministic,
+  const Problem problem = sampler::gradient::problem_of(grad, point, input, grid, mode, deterministic,
                                                         grad_input.data, grad_grid.data);
   if (problem.pixels() > INT32_MAX) return cudaErrorNotSupported;
   const Tactic tactic = choose(problem, gpu, forced);
   return dispatch_float(input.dtype, [&](auto* p) {
     return run_backward<element_t<decltype(p)>>(problem, tactic, gpu, grad, point, input, s, grad_input, grad_grid,
-                                                sampling.mode, workspace, stream);
+                                                mode, workspace, stream);
   });
-}
-
-cudaError_t grid_sample_backward(const Tensor& grad, const Tensor& input, const Tensor& grid, const Tensor& grad_input,
-                                 const Tensor& grad_grid, int mode, int padding, bool align_corners, bool deterministic,
-                                 int32_t tactic, void* workspace, cudaStream_t stream) {
-  return sample_backward(grad, input, grid, grad_input, grad_grid, Sampling{mode, padding, align_corners},
-                         deterministic, tactic, workspace, stream);
-}
-
-cudaError_t bilinear_sample_backward(const Tensor& grad, const Tensor& image, const Tensor& grid,
-                                     const Tensor& grad_image, const Tensor& grad_grid, bool deterministic,
-                                     int32_t tactic, void* workspace, cudaStream_t stream) {
-  return sample_backward(grad, image, grid, grad_image, grad_grid, Sampling{kBilinear, kPixels, true}, deterministic,
-                         tactic, workspace, stream);
 }
 
 }  // namespace svexport

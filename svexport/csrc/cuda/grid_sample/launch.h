@@ -10,8 +10,8 @@ namespace svexport {
 // channels-last with channels in multiples of 16 bytes (TensorRT's HWC8 for halves); other strides work, slower.
 // Or int8, a step of it worth `scale`: of any strides, or in CHW32 or CHW4, (N, ceil(C/V), H, W, V) for V = 32 or 4.
 // grid: (N, gH, gW, 2) or (N, gD, gH, gW, 3), float32, float16 or bfloat16, of any strides.
-// output: (N, C, gH, gW) or (N, C, gD, gH, gW), the type of input, any float type if that is int8; its points must be evenly spaced in memory, as they
-// are in NCHW and channels-last.
+// output: (N, C, gH, gW) or (N, C, gD, gH, gW), the type of input, any float type if that is int8; its points must be
+// evenly spaced in memory, as they are in NCHW and channels-last.
 // mode: 0 bilinear, 1 nearest, 2 bicubic (4-D only); padding: 0 zeros, 1 border, 2 reflection.
 // tactic: the id of one of tactics.h; 0, or one that is not for these tensors: the cheapest.
 // workspace: grid_sample_workspace bytes, aligned to 16, or null. With it an NCHW image of many points is read through
@@ -27,7 +27,8 @@ size_t grid_sample_backward_workspace(const Tensor& grad, const Tensor& input, c
 
 // grad: of the output, its points evenly spaced as they are where it is contiguous or channels-last. grad_input,
 // grad_grid: contiguous, of the shape and type of input and grid; data null: not wanted. deterministic: adds up in one
-// order, slower. tactic: the id of one of gradient.h, as that of grid_sample.
+// order, slower. tactic: the id of one of gradient.h, as that of grid_sample. Of bilinear_sample, whose mask has no
+// gradient: bilinear, with kPixels for padding, and corners aligned.
 cudaError_t grid_sample_backward(const Tensor& grad, const Tensor& input, const Tensor& grid, const Tensor& grad_input,
                                  const Tensor& grad_grid, int mode, int padding, bool align_corners, bool deterministic,
                                  int32_t tactic, void* workspace, cudaStream_t stream);
@@ -36,10 +37,5 @@ cudaError_t grid_sample_backward(const Tensor& grad, const Tensor& input, const 
 // mask: (N, gH, gW, 1), the type of image, contiguous: 1 where the point lies inside of the image, 0 elsewhere.
 cudaError_t bilinear_sample(const Tensor& image, const Tensor& grid, const Tensor& output, const Tensor& mask,
                             int32_t tactic, cudaStream_t stream, void* workspace = nullptr);
-
-// grad: of the output; the mask has no gradient. Otherwise as grid_sample_backward, whose scratch memory it takes.
-cudaError_t bilinear_sample_backward(const Tensor& grad, const Tensor& image, const Tensor& grid,
-                                     const Tensor& grad_image, const Tensor& grad_grid, bool deterministic,
-                                     int32_t tactic, void* workspace, cudaStream_t stream);
 
 }  // namespace svexport

@@ -38,22 +38,22 @@ struct Left {
   int most = 0;
 
   __device__ __forceinline__ bool operator()(int n) const { return runs == nullptr || runs[n] > most; }
-};
 
-// Lets the next kernel begin, waits for the one before, and calls f(first image, images) for those that are left;
-// blocks of whatever x images.
-template <class F>
-__device__ __forceinline__ void each_left(int batch, Left left, F&& f) {
-  start_next();
-  wait_for_previous();
-  if (left.runs == nullptr) {
-    if (blockIdx.y == 0) f(0, batch);
-    return;
+  // Lets the next kernel begin, waits for the one before, and calls f(first image, images) for those that are left;
+  // blocks of whatever x images.
+  template <class F>
+  __device__ __forceinline__ void each(int batch, F&& f) const {
+    start_next();
+    wait_for_previous();
+    if (runs == nullptr) {
+      if (blockIdx.y == 0) f(0, batch);
+      return;
+    }
+    for (int n = blockIdx.y; n < batch; n += gridDim.y) {
+      if ((*this)(n)) f(n, 1);
+    }
   }
-  for (int n = blockIdx.y; n < batch; n += gridDim.y) {
-    if (left(n)) f(n, 1);
-  }
-}
+};
 
 // Lists a point for every thread of a block, or none.
 __device__ __forceinline__ void list(const Space& s, const Lists& lists, int n, int p, const Point<4>& point) {

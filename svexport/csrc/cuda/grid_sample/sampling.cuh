@@ -446,6 +446,17 @@ __device__ __forceinline__ void to_channels_last(const T* __restrict__ from, int
   });
 }
 
+// The same of some images, which images.each(batch, f) calls f(first image, images) with; all contiguous in `to`.
+template <class T, class Images>
+__global__ void __launch_bounds__(kTileThreads)
+    to_channels_last_kernel(const T* __restrict__ from, int64_t image, int64_t channel, T* __restrict__ to, int batch,
+                            int channels, int pixels, int width, Images images) {
+  images.each(batch, [&](int n, int count) {
+    to_channels_last(from + n * image, image, channel, to + static_cast<int64_t>(n) * channels * pixels, count, channels,
+                     pixels, width);
+  });
+}
+
 // (N, pixels, C) to (N, C, pixels), both contiguous, C a multiple of 16 bytes of T; by all blocks together.
 template <class T>
 __device__ __forceinline__ void from_channels_last(const float* __restrict__ from, T* __restrict__ to, int batch,
