@@ -43,8 +43,8 @@ def emulated(*sources: str) -> list[pytest.MarkDecorator]:
 
 
 def paths(*sources: str) -> list[Path]:
-    """Those of csrc/cuda by stem or pattern; ``kernels`` is this folder's."""
-    return [p for s in sources for p in sorted((HERE if s == "kernels" else _cuda.CSRC / "cuda").rglob(f"{s}.cu"))]
+    """Those of csrc/cuda and of this folder by stem or pattern."""
+    return [p for s in sources for folder in (HERE, _cuda.CSRC / "cuda") for p in sorted(folder.rglob(f"{s}.cu"))]
 
 
 _DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.int32, torch.int64, torch.bool]
