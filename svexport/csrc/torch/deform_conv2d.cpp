@@ -137,15 +137,19 @@ at::Tensor deform_conv2d_torch(const at::Tensor& input, const at::Tensor& offset
                    groups, offset_groups, scale);
 }
 
-// c = a b, of batches of matrices; c may be transposed. The kernel is faster for float32, cuBLAS for the other types and
-// for matrices of a few rows.
+// c = a b, of batches of matrices, those of a or b in turn where they are fewer; c may be transposed. The kernel is faster
+// for float32, cuBLAS for the other types and for matrices of a few rows.
 void product(at::Tensor c, const at::Tensor& a, const at::Tensor& b) {
   if (!c.is_contiguous()) return product(c.transpose(1, 2), b.transpose(1, 2), a.transpose(1, 2));
   if (c.scalar_type() == at::kFloat && a.size(1) >= 8 && a.size(2) >= 8 && b.size(2) >= 8) {
     const auto scratch = workspace(matmul_partials(view(a), view(c)), c);
     if (done(matmul(view(a), view(b), {}, view(c), scratch.data_ptr(), stream()))) return;
   }
-  at::bmm_out(c, a, b);
+  const auto all = [&](const at::Tensor& t) {
+    const int64_t times = c.size(0) / t.size(0);
+    return times == 1 ? t : t.expand({times, t.size(0), t.size(1), t.size(2)}).flatten(0, 1);
+  };
+  at::bmm_out(c, all(a), all(b));
 }
 
 std::vector<at::Tensor> deform_conv2d_backward_torch(
@@ -166,8 +170,8 @@ std::vector<at::Tensor> deform_conv2d_backward_torch(
   const int64_t outputs = weight.size(0) / groups;
   const bool planes = has_short_runs(view(input), conv);
   const auto image = planes ? input.contiguous() : pack(input, conv);
-  const auto kernels = (planes ? weight.contiguous() : pack(weight, conv)).reshape({1, groups, outputs, -1});
-  const int64_t k = kernels.size(3);
+  const auto kernels = (planes ? weight.contiguous() : pack(weight, conv)).reshape({groups, outputs, -1});
+  const int64_t k = kernels.size(2);
   const auto grad_planes = grads[0].contiguous().view({images * groups, outputs, plane});
 
   const auto grad_offset = needs_grad[1] ? fresh(offset) : at::Tensor(),
@@ -181,9 +185,8 @@ std::vector<at::Tensor> deform_conv2d_backward_torch(
   at::Tensor grad_kernels;
 
   // What is there beside columns and results: copies, wider sums, what a piece adds to the weight's gradient.
-  const int64_t partials = input.scalar_type() == at::kFloat
-                               ? matmul_partials(view(grad_planes), view(kernels.view({groups, outputs, k})))
-                               : 0;
+  const int64_t partials =
+      input.scalar_type() == at::kFloat ? matmul_partials(view(grad_planes), view(kernels)) : 0;
   const int64_t beside = bytes_beside(input, image) + bytes_beside(weight, kernels) +
                          (grad_input ? bytes(grad_input->sums) - bytes(input) : 0) +
                          (needs_grad[2] ? bytes(kernels) + partials : 0);
@@ -194,8 +197,7 @@ std::vector<at::Tensor> deform_conv2d_backward_torch(
     const auto columns = planes ? storage.transpose(1, 2) : storage;  // (batch, rows*oW, K)
     const auto part = part_of(grad_planes, piece, groups, width);
     if (needs_taps) {
-      product(columns, part.transpose(1, 2),
-              kernels.expand({piece.images, groups, outputs, k}).reshape({batch, outputs, k}));
+      product(columns, part.transpose(1, 2), kernels);
       if (grad_input) grad_input->check(columns);
       TORCH_CHECK(done(deform_conv2d_columns_backward(
                       planes, view(storage), needs_grad[2], view(image), view(offset), view(mask), conv, piece,
@@ -210,9 +212,8 @@ std::vector<at::Tensor> deform_conv2d_backward_torch(
     if (needs_grad[2]) {
       const auto products = at::empty({batch, outputs, k}, kernels.options());
       product(products, part, columns);
-      const auto sum = piece.images == 1
-                           ? products.to(at::kFloat)
-                           : products.view({piece.images, groups, outputs, k}).sum(at::IntArrayRef(0), false, at::kFloat);
+      const auto sum = piece.images > 1 ? products.unflatten(0, {-1, groups}).sum(at::IntArrayRef(0), false, at::kFloat)
+                                        : products.to(at::kFloat);
       grad_kernels = grad_kernels.defined() ? grad_kernels.add_(sum) : sum;
     }
   }
