@@ -22,9 +22,10 @@ def matrices(count: int, rows: int, columns: int, dtype: torch.dtype, along_rows
     return flat[start:].view(count, rows, columns + skipped)[..., :columns]
 
 
-def product(count: int, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
-    """Of so many matrices, a's and b's in turn."""
+def product(count: int, a: Tensor, b: Tensor, bias: Tensor | None, before: Tensor | None) -> Tensor:
+    """Of so many matrices, a's and b's in turn; added to what was there before."""
     sums = a.repeat(count // len(a), 1, 1) @ b.repeat(count // len(b), 1, 1)
+    sums = sums if before is None else sums + before
     return sums if bias is None else sums + bias.view(len(a), -1, 1).repeat(count // len(a), 1, 1)
 
 
@@ -47,7 +48,11 @@ def test_random_matrices(kernels: Kernels, dtype: torch.dtype, b_along_k: bool) 
         workspace = Memory.of(random.choice([every, kernels.bytes("matmul_partials", a, c)]))
         assert workspace.tensor.numel() <= every
         shown = f"{of_a}x{m}x{k}{a.stride()} {of_b}x{k}x{n}{b.stride()} {c.stride()} {count} multiprocessors"
-        assert kernels("matmul", a, b, bias, c, workspace), shown
-        check_product(c, partial(product, both), a, b, bias, shown=shown)
+        add = random.random() < 0.3
+        if add:
+            c.normal_()
+        before = c.clone() if add else None
+        assert kernels("matmul", a, b, bias, c, add, workspace), shown
+        check_product(c, partial(product, both), a, b, bias, before, shown=shown)
         c.fill_(math.nan)
         assert rows.isnan().all(), f"wrote between rows: {shown}"

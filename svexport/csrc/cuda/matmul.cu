@@ -28,6 +28,7 @@ struct Matmul {
   int64_t bias_stride;
   void* c;
   int64_t c_step;   // from row to row
+  bool add;         // to what c is
   bool pairs;       // whether two neighbours of a row of c, or of partials, can be written at once
   float* partials;  // (parts, batch, M, N), if there are several parts
   int inner, batch, parts, part;  // a block does `part` of the inner dimension
@@ -171,7 +172,11 @@ __device__ __forceinline__ void multiply(float (&sums)[F][F][4], const T* left, 
 
 // Two neighbours of a row of `columns`, the first of them at `column`.
 template <class T>
-__device__ __forceinline__ void store_pair(T* row, int column, int columns, bool pairs, float x, float y) {
+__device__ __forceinline__ void store_pair(T* row, int column, int columns, bool add, bool pairs, float x, float y) {
+  if (add) {
+    if (column < columns) x += to_float(row[column]);
+    if (column + 1 < columns) y += to_float(row[column + 1]);
+  }
   const Vec<T, 2> v{from_float<T>(x), from_float<T>(y)};
   if (pairs) {
     if (column < columns) store(row + column, v);
@@ -227,9 +232,9 @@ __global__ void __launch_bounds__(kThreads) matmul_kernel(const __grid_constant_
     for (int j = 0; j < F; ++j) {
       const float x = sums[i / 2][j][i % 2 * 2] + bias, y = sums[i / 2][j][i % 2 * 2 + 1] + bias;
       if (a.parts == 1) {
-        store_pair(static_cast<T*>(a.c) + at, column + j * 8, columns, a.pairs, x, y);
+        store_pair(static_cast<T*>(a.c) + at, column + j * 8, columns, a.add, a.pairs, x, y);
       } else {
-        store_pair(a.partials + at, column + j * 8, columns, a.pairs, x, y);
+        store_pair(a.partials + at, column + j * 8, columns, false, a.pairs, x, y);
       }
     }
   }
@@ -245,7 +250,8 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(const __grid_constant__ M
   for (int i = 1; i < a.parts; ++i) sum += a.partials[i * size * a.batch + at];
   const int64_t row = at / a.right.rows;
   if (a.bias.data) sum += a.bias.get(row % (static_cast<int64_t>(a.left.rows) * a.left.count) * a.bias_stride);
-  static_cast<T*>(a.c)[row * a.c_step + at % a.right.rows] = from_float<T>(sum);
+  T& c = static_cast<T*>(a.c)[row * a.c_step + at % a.right.rows];
+  c = from_float<T>(a.add ? to_float(c) + sum : sum);
 }
 
 template <class T, int kTile, bool kLeftAlongInner, bool kRightAlongInner>
@@ -313,9 +319,9 @@ size_t matmul_partials(const Tensor& a, const Tensor& c) {
   return parts > 1 ? parts * c.numel() * sizeof(float) : 0;
 }
 
-cudaError_t matmul(const Tensor& a, const Tensor& b, const Tensor& bias, const Tensor& c, void* workspace,
+cudaError_t matmul(const Tensor& a, const Tensor& b, const Tensor& bias, const Tensor& c, bool add, void* workspace,
                    cudaStream_t stream) {
-  Matmul m{{}, {}, AnyFloat(bias), bias.strides[0], c.data, c.strides[c.sizes[1] == 1 ? 0 : 1], false,
+  Matmul m{{}, {}, AnyFloat(bias), bias.strides[0], c.data, c.strides[c.sizes[1] == 1 ? 0 : 1], add, false,
            static_cast<float*>(workspace), 0, 0, 1, 0};
   bool left_along_inner = false, right_along_inner = false;
   if (b.dtype != a.dtype || c.dtype != a.dtype || !factor(a, 1, &m.left, &left_along_inner) ||

@@ -137,19 +137,23 @@ at::Tensor deform_conv2d_torch(const at::Tensor& input, const at::Tensor& offset
                    groups, offset_groups, scale);
 }
 
-// c = a b, of batches of matrices, those of a or b in turn where they are fewer; c may be transposed. The kernel is faster
-// for float32, cuBLAS for the other types and for matrices of a few rows.
-void product(at::Tensor c, const at::Tensor& a, const at::Tensor& b) {
-  if (!c.is_contiguous()) return product(c.transpose(1, 2), b.transpose(1, 2), a.transpose(1, 2));
+// c = a b, of batches of matrices, those of a or b in turn where they are fewer, or c += a b; c may be transposed. The kernel
+// is faster for float32, cuBLAS for the other types and for matrices of a few rows.
+void product(at::Tensor c, const at::Tensor& a, const at::Tensor& b, bool add = false) {
+  if (!c.is_contiguous()) return product(c.transpose(1, 2), b.transpose(1, 2), a.transpose(1, 2), add);
   if (c.scalar_type() == at::kFloat && a.size(1) >= 8 && a.size(2) >= 8 && b.size(2) >= 8) {
     const auto scratch = workspace(matmul_partials(view(a), view(c)), c);
-    if (done(matmul(view(a), view(b), {}, view(c), scratch.data_ptr(), stream()))) return;
+    if (done(matmul(view(a), view(b), {}, view(c), add, scratch.data_ptr(), stream()))) return;
   }
   const auto all = [&](const at::Tensor& t) {
     const int64_t times = c.size(0) / t.size(0);
     return times == 1 ? t : t.expand({times, t.size(0), t.size(1), t.size(2)}).flatten(0, 1);
   };
-  at::bmm_out(c, all(a), all(b));
+  if (add) {
+    at::baddbmm_out(c, c, all(a), all(b));
+  } else {
+    at::bmm_out(c, all(a), all(b));
+  }
 }
 
 std::vector<at::Tensor> deform_conv2d_backward_torch(
@@ -185,11 +189,11 @@ std::vector<at::Tensor> deform_conv2d_backward_torch(
   at::Tensor grad_kernels;
 
   // What is there beside columns and results: copies, wider sums, what a piece adds to the weight's gradient.
-  const int64_t partials =
-      input.scalar_type() == at::kFloat ? matmul_partials(view(grad_planes), view(kernels)) : 0;
+  const bool wide = input.scalar_type() == at::kFloat;
+  const int64_t terms = wide ? matmul_partials(view(grad_planes), view(kernels)) : bytes(kernels);
   const int64_t beside = bytes_beside(input, image) + bytes_beside(weight, kernels) +
                          (grad_input ? bytes(grad_input->sums) - bytes(input) : 0) +
-                         (needs_grad[2] ? bytes(kernels) + partials : 0);
+                         (needs_grad[2] ? terms : 0);
   const int64_t row = width * groups * k * input.element_size();
   for (const deform::Piece& piece : deform::columns_of(view(offset), row, -beside).pieces()) {
     const int64_t pixels = piece.rows * width, batch = piece.images * groups;
@@ -209,13 +213,14 @@ std::vector<at::Tensor> deform_conv2d_backward_torch(
                                              svexport::stream())),
                   "svexport: deform_conv2d of too many taps or channels");
     }
-    if (needs_grad[2]) {
-      const auto products = at::empty({batch, outputs, k}, kernels.options());
-      product(products, part, columns);
-      const auto sum = piece.images > 1 ? products.unflatten(0, {-1, groups}).sum(at::IntArrayRef(0), false, at::kFloat)
-                                        : products.to(at::kFloat);
-      grad_kernels = grad_kernels.defined() ? grad_kernels.add_(sum) : sum;
-    }
+    if (!needs_grad[2]) continue;
+    const bool add = grad_kernels.defined() && wide && piece.images == 1;
+    const auto products = add ? grad_kernels : at::empty({batch, outputs, k}, kernels.options());
+    product(products, part, columns, add);
+    if (add) continue;
+    const auto sum = piece.images > 1 ? products.unflatten(0, {-1, groups}).sum(at::IntArrayRef(0), false, at::kFloat)
+                                      : products.to(at::kFloat);
+    grad_kernels = grad_kernels.defined() ? grad_kernels.add_(sum) : sum;
   }
 
   std::vector<at::Tensor> results;

@@ -133,7 +133,7 @@ cudaError_t deform_conv2d(const Tensor& input, const Tensor& offset, const Tenso
       std::swap(columns.sizes[1], columns.sizes[2]);
       std::swap(columns.strides[1], columns.strides[2]);
     }
-    if (status == cudaSuccess) status = matmul(plan.weight, columns, bias, part, rest + plan.bytes[2], stream);
+    if (status == cudaSuccess) status = matmul(plan.weight, columns, bias, part, false, rest + plan.bytes[2], stream);
   }
   return status;
 }

@@ -6,8 +6,6 @@
 #include <numeric>
 #include <vector>
 
-#include "planner.h"
-
 namespace svexport::deform {
 
 // Bytes of columns at a time: fewer are not worth the launches, more are not faster. Tests have less of both.
@@ -33,18 +31,14 @@ struct Columns {
     return std::min(all, std::max(row, std::clamp(all + more, kLeastColumns, kMostColumns)));
   }
 
-  // All pixels, in as few pieces as that allows, of about the same size, the largest first: of images, or of rows of one.
+  // All pixels, in pieces as large as that allows, the last of them what is left: of images, or of rows of one.
   std::vector<Piece> pieces() const {
     std::vector<Piece> found;
     const int64_t fit = bytes() / std::max<int64_t>(row, 1);  // rows
     if (fit == 0) return found;
-    const auto even = [](int64_t total, int64_t most, int64_t multiple) {
-      return ceil_of(ceil_of(total, ceil_of(total, most)), multiple) * multiple;
-    };
     // Columns of pieces begin at multiples of 16 bytes where those of images do.
     const int64_t aligned = 8 / std::gcd<int64_t>(8, width), step = fit < aligned ? 1 : aligned;
-    const int64_t together = even(images, std::max<int64_t>(fit / height, 1), 1);
-    const int64_t rows = fit < height ? even(height, fit / step * step, step) : height;
+    const int64_t together = std::max<int64_t>(fit / height, 1), rows = fit < height ? fit / step * step : height;
     for (int64_t first = 0; first < images; first += together) {
       for (int64_t y = 0; y < height; y += rows) {
         found.push_back({first, std::min(together, images - first), y, std::min(rows, height - y)});
