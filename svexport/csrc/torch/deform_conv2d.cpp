@@ -190,7 +190,7 @@ std::vector<at::Tensor> deform_conv2d_backward_torch(
 
   // What is there beside columns and results: copies, wider sums, what a piece adds to the weight's gradient.
   const bool wide = input.scalar_type() == at::kFloat;
-  const int64_t terms = wide ? matmul_partials(view(grad_planes), view(kernels)) : bytes(kernels);
+  const int64_t terms = wide ? matmul_partials(view(grad_planes), view(kernels)) : 2 * bytes(kernels);
   const int64_t beside = bytes_beside(input, image) + bytes_beside(weight, kernels) +
                          (grad_input ? bytes(grad_input->sums) - bytes(input) : 0) +
                          (needs_grad[2] ? terms : 0);
