@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from torch.utils import cpp_extension
 
 from svexport.ops import _cuda
 from tests.csrc import CXX, INCLUDES, NVCC, built, compiled, linked
@@ -43,8 +44,8 @@ def emulated(*sources: str) -> list[pytest.MarkDecorator]:
 
 
 def paths(*sources: str) -> list[Path]:
-    """Those of csrc/cuda by stem or pattern; ``kernels`` is this folder's."""
-    return [p for s in sources for p in sorted((HERE if s == "kernels" else _cuda.CSRC / "cuda").rglob(f"{s}.cu"))]
+    """Those of csrc/cuda and of this folder by stem or pattern."""
+    return [p for s in sources for folder in (HERE, _cuda.CSRC / "cuda") for p in sorted(folder.rglob(f"{s}.cu"))]
 
 
 _DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.int32, torch.int64, torch.bool]
@@ -147,10 +148,12 @@ class Kernels:
         self._runtime.emulation_allow.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
         self._runtime.emulation_report.restype = ctypes.c_char_p
         self._runtime.emulation_launches.restype = ctypes.c_char_p
-        library = linked("emulated", [*(compiled(path, architecture).object for path in sources), runtime])
-        self._library = ctypes.CDLL(str(library), mode=_OWN)
+        self.path = linked("emulated", [*(compiled(path, architecture).object for path in sources), runtime])
+        self._library = ctypes.CDLL(str(self.path), mode=_OWN)
         listed = [
-            subprocess.run(["nm", *flags, "-D", "--defined-only", library], capture_output=True, text=True, check=True)
+            subprocess.run(
+                ["nm", *flags, "-D", "--defined-only", self.path], capture_output=True, text=True, check=True
+            )
             for flags in ([], ["-C"])
         ]
         symbols, readable = (result.stdout.splitlines() for result in listed)
@@ -167,7 +170,7 @@ class Kernels:
         """
         behind = () if then is None else (then,)
         status = self._call(launcher, ctypes.c_int, *args, ctypes.c_void_p(None), *behind)
-        report = self._runtime.emulation_report().decode()
+        report = self.report()
         assert not report, report
         assert status in (0, _NOT_SUPPORTED), f"cudaError {status}"
         return status == 0
@@ -175,6 +178,30 @@ class Kernels:
     def bytes(self, function: str, *args: object) -> int:
         """What a function that asks for memory returns."""
         return int(self._call(function, ctypes.c_size_t, *args))
+
+    def load_operators(self, source: Path) -> None:
+        """Those that a source registers, a binding with what folder ``torch`` has in place of headers for CUDA.
+
+        They run on CPU tensors, and their kernels may access any memory; :meth:`report` says what they do wrong.
+        """
+        folder, fakes = Path(torch.__file__).parent / "lib", HERE / "torch"
+        headers = [
+            fakes,
+            *cpp_extension.include_paths(),
+            *INCLUDES,
+            *(_cuda.CSRC / name for name in ("", "cuda", "torch")),
+        ]
+        flags = ["-std=c++20", "-O1", "-shared", "-fPIC", *(f"-I{path}" for path in headers)]
+        flags.append(f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")
+        link = [self.path, f"-L{folder}", "-lc10", "-ltorch_cpu", "-ltorch"]
+        ctypes.CDLL(
+            str(built("operators.so", (CXX, *flags, source, *link), [source, *sorted(fakes.rglob("*.h"))])), mode=_OWN
+        )
+        self._runtime.emulation_allow(1, 1 << 62)
+
+    def report(self) -> str:
+        """What a kernel did wrong first since the last call; empty if nothing."""
+        return str(self._runtime.emulation_report().decode())
 
     def multiprocessors(self, count: int) -> None:
         """Of the device, which launchers adapt to."""

@@ -15,7 +15,7 @@ from svexport.ops.deform_conv2d import OP
 from tests.emulation import Kernels, Memory, Structure, emulated, in_memory, poisoned
 from tests.emulation.test_grid_sample_int8 import FORMATS
 
-pytestmark = emulated("deform_conv2d", "packing", "matmul", "permute")
+pytestmark = emulated("deform_conv2d_in_pieces", "packing", "matmul", "permute")
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
@@ -29,6 +29,10 @@ class DeformConv2d(ctypes.Structure):
         *((name, ctypes.c_int) for name in ("channels", "groups", "offset_groups")),
         ("scale", ctypes.c_float),
     )
+
+
+class Piece(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_int64) for name in ("first", "images", "row", "rows"))
 
 
 class Case:
@@ -63,10 +67,12 @@ class Case:
         self.read = self.read.view(self.n * groups, self.per_group * taps, math.prod(self.out))
         self.run = math.gcd(self.per_group, channels // offset_groups)
         self.packed_run = -(-self.run * self.input.itemsize // 16) * 16 // self.input.itemsize
-        self.first = random.randrange(self.n)
+        first, row = random.randrange(self.n), random.randrange(self.out[0])
+        rows = random.randint(1, self.out[0] - row)
+        self.piece = random.choice([Piece(first, self.n - first, 0, self.out[0]), Piece(first, 1, row, rows)])
         self.shown = (
             f"{tuple(self.input.shape)} kernel {self.kernel} stride {stride} padding {padding} dilation {dilation} "
-            f"groups {groups} {offset_groups} offset {self.offset.dtype} {self.offset.stride()} first {self.first} "
+            f"groups {groups} {offset_groups} offset {self.offset.dtype} {self.offset.stride()} rows {row} {rows} "
             f"mask {self.mask is not None and (self.mask.dtype, self.mask.stride())}"
         )
 
@@ -85,8 +91,11 @@ class Case:
         return F.pad(runs, (0, self.packed_run - self.run)).flatten(2).contiguous()
 
     def part(self, x: Tensor) -> Tensor:
-        """Of ``first`` and the images after it."""
-        return x[self.first * (len(x) // self.n) :]
+        """Of the piece: of ``(N*groups, ., oH*oW)``, or of ``(N, ., oH, oW)``."""
+        each, p = len(x) // self.n, self.piece
+        rows = x.unflatten(2, self.out) if x.dim() == 3 else x
+        rows = rows[p.first * each : (p.first + p.images) * each, :, p.row : p.row + p.rows]
+        return rows.flatten(2) if x.dim() == 3 else rows
 
 
 def compare(result: Tensor, expected: Tensor, shown: str, factor: float = 1) -> None:
@@ -109,7 +118,7 @@ def backward(kernels: Kernels, case: Case, planes: bool, grads: Tensor, given: T
         poisoned(*t.shape, dtype=t.dtype) if t is not None and need else None
         for t, need in zip((case.offset, case.mask), needed[1:], strict=True)
     ]
-    arguments = grads, replace, given, case.offset, case.mask, case.structure, ctypes.c_int64(case.first)
+    arguments = grads, replace, given, case.offset, case.mask, case.structure, Structure(case.piece)
     assert kernels("deform_conv2d_columns_backward", planes, *arguments, sums, scale, *results), case.shown
     if sums is not None and deterministic:
         sums = sums.double() / 2.0**40
@@ -122,7 +131,8 @@ def check_gradients(case: Case, wanted: tuple, sums: Tensor | None, results: lis
     for result, gradient, name in zip(results, wanted[1:], ("offset", "mask"), strict=False):
         if result is not None:
             compare(case.part(result), case.part(gradient), f"gradient of {name} {case.shown}", 3)
-            assert result[: case.first].isnan().all(), f"gradient of {name} of another image {case.shown}"
+            case.part(result).fill_(math.nan)
+            assert result.isnan().all(), f"gradient of {name} of another piece {case.shown}"
 
 
 @DTYPES
@@ -130,17 +140,17 @@ def check_gradients(case: Case, wanted: tuple, sums: Tensor | None, results: lis
 def test_columns(kernels: Kernels, channels: int, groups: int, offset_groups: int, dtype: torch.dtype) -> None:
     """Of packed images."""
     case = Case(dtype, channels, groups, offset_groups)
-    image, expected = case.packed(case.input), case.part(case.in_columns(case.read)).detach()
+    image, expected = case.packed(case.input), case.in_columns(case.part(case.read)).detach()
     columns = poisoned(*expected.shape, dtype=dtype)
-    given = image, case.offset, case.mask, case.structure, ctypes.c_int64(case.first)
+    given = image, case.offset, case.mask, case.structure, Structure(case.piece)
     assert kernels("deform_conv2d_columns", False, *given, columns), case.shown
     compare(columns, expected, case.shown)
 
     grads = torch.randn(expected.shape).to(dtype)
-    padding = case.in_columns(torch.ones_like(case.read))
-    grads = grads * case.part(padding).to(dtype)  # as a product with packed weights has them
+    padding = case.in_columns(torch.ones_like(case.part(case.read)))
+    grads = grads * padding.to(dtype)  # as a product with packed weights has them
     leaves = [t for t in case.leaves if t is not None]
-    wanted = torch.autograd.grad(case.part(case.in_columns(case.read)), leaves, grads.double())
+    wanted = torch.autograd.grad(case.in_columns(case.part(case.read)), leaves, grads.double())
     replace, sums, results = backward(kernels, case, False, grads, image, image.shape)
     check_gradients(case, wanted, sums if sums is None else case.unpacked(sums), results)
     if replace:
@@ -153,9 +163,9 @@ def test_planes(kernels: Kernels, channels: int, groups: int, offset_groups: int
     """Of images of any strides; rows of columns that are padded."""
     case = Case(dtype, channels, groups, offset_groups)
     expected = case.part(case.read).detach()
-    plane = math.prod(case.out)
+    plane = expected.shape[2]
     storage = poisoned(*expected.shape[:2], -(-plane // 8) * 8, dtype=dtype)
-    given = in_memory(case.input), case.offset, case.mask, case.structure, ctypes.c_int64(case.first)
+    given = in_memory(case.input), case.offset, case.mask, case.structure, Structure(case.piece)
     assert kernels("deform_conv2d_columns", True, *given, storage[..., :plane]), f"{case.shown} {given[0].stride()}"
     compare(storage[..., :plane], expected, f"{case.shown} {given[0].stride()}")
     assert not storage[..., plane:].any(), case.shown
@@ -184,11 +194,45 @@ def test_operator(kernels: Kernels, channels: int, groups: int, offset_groups: i
         *(None if t is None else t.double() for t in (x, case.offset, weight, bias, case.mask)), *case.options
     )
     output = poisoned(*expected.shape, dtype=dtype)
-    memory = Memory.of(kernels.bytes("deform_conv2d_workspace", x, case.offset, weight, case.structure))
-    arguments = x, case.offset, weight, bias, case.mask, output, case.structure, random.choice([0, 1, 2]), memory
-    shown = f"{case.shown} {x.stride()} weight {tuple(weight.shape)} {weight.stride()}"
+    tactic = random.choice([0, 1, 2])
+    shown = f"{case.shown} {x.stride()} weight {tuple(weight.shape)} {weight.stride()} tactic {tactic}"
+    every = kernels.bytes("deform_conv2d_workspace", x, case.offset, weight, case.structure)
+    needed = kernels.bytes("deform_conv2d_scratch", x, case.offset, weight, case.structure, tactic)
+    assert needed <= every, shown
+    memory = Memory.of(random.choice([needed, every]))
+    arguments = x, case.offset, weight, bias, case.mask, output, case.structure, tactic, memory
     assert kernels("deform_conv2d", *arguments), shown
     compare(output, expected, shown, 3)
+
+
+@DTYPES
+@pytest.mark.parametrize("tactic", [1, 2])
+@pytest.mark.parametrize(
+    "sizes",  # of the input, kernel, stride, padding, dilation, numbers of groups and of offset groups
+    [
+        ((31, 11), (3, 3), (1, 1), (1, 1), (1, 1), 1, 1),
+        ((19, 16), (3, 3), (1, 1), (2, 1), (1, 2), 2, 4),
+        ((61, 13), (3, 2), (2, 1), (0, 1), (2, 1), 4, 2),
+        ((3, 400), (1, 3), (1, 1), (0, 0), (1, 1), 1, 1),
+    ],
+)
+def test_rows_of_an_image_at_a_time(kernels: Kernels, sizes: tuple, tactic: int, dtype: torch.dtype) -> None:
+    """More columns of each of two images than the launchers of this test make at a time."""
+    size, kernel, stride, padding, dilation, groups, offset_groups = sizes
+    channels, outputs, taps = 32, 2 * groups, offset_groups * math.prod(kernel)
+    x, weight = torch.randn(2, channels, *size), torch.randn(outputs, channels // groups, *kernel) / 16
+    out = F.conv2d(x, weight, None, stride, padding, dilation, groups).shape[2:]
+    offset, mask = (torch.randn(2, 2 * taps, *out) * 16).round().clamp(-120, 120) / 8, torch.rand(2, taps, *out)
+    given = [t.to(dtype) for t in (x, offset, weight, torch.randn(outputs), mask)]
+    expected = OP.reference(*(t.double() for t in given), stride, padding, dilation, groups, offset_groups, 1.0)
+    numbers = (PAIR(*pair) for pair in (kernel, stride, padding, dilation))
+    conv = Structure(DeformConv2d(*numbers, channels, groups, offset_groups, 1.0))
+    output = poisoned(*expected.shape, dtype=dtype)
+    memory = Memory.of(kernels.bytes("deform_conv2d_scratch", *given[:3], conv, tactic))
+    kernels.launched()
+    assert kernels("deform_conv2d", *given, output, conv, tactic, memory)
+    assert kernels.launched()[("columns_kernel", "planes_kernel")[tactic - 1]] > 2
+    compare(output, expected, "output")
 
 
 @DTYPES
@@ -237,13 +281,13 @@ def test_a_strange_offset_reads_zero(kernels: Kernels, strange: float) -> None:
     case = Case(torch.float32, 8, 1, 1)
     case.offset[:, 0] = strange
     image = case.packed(case.input)
-    expected = case.part(case.read).detach().unflatten(1, (8, -1))
-    expected[:, :, 0] = 0
-    expected = case.part(case.in_columns(case.read.detach() * 0)).shape, case.in_columns(expected.flatten(1, 2))
-    columns = poisoned(*expected[0], dtype=torch.float32)
-    given = case.offset, case.mask, case.structure, ctypes.c_int64(case.first)
+    read = case.part(case.read).detach().unflatten(1, (8, -1))
+    read[:, :, 0] = 0
+    expected = case.in_columns(read.flatten(1, 2))
+    columns = poisoned(*expected.shape, dtype=torch.float32)
+    given = case.offset, case.mask, case.structure, Structure(case.piece)
     assert kernels("deform_conv2d_columns", False, image, *given, columns), case.shown
-    compare(columns, expected[1], case.shown)
-    planes = poisoned(len(columns), 8 * math.prod(case.kernel), math.prod(case.out), dtype=torch.float32)
+    compare(columns, expected, case.shown)
+    planes = poisoned(*read.flatten(1, 2).shape, dtype=torch.float32)
     assert kernels("deform_conv2d_columns", True, case.input, *given, planes), case.shown
-    compare(case.in_columns(planes), expected[1], case.shown)
+    compare(case.in_columns(planes), expected, case.shown)

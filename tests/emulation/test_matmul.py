@@ -22,9 +22,10 @@ def matrices(count: int, rows: int, columns: int, dtype: torch.dtype, along_rows
     return flat[start:].view(count, rows, columns + skipped)[..., :columns]
 
 
-def product(count: int, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
-    """Of so many matrices, a's and b's in turn."""
+def product(count: int, a: Tensor, b: Tensor, bias: Tensor | None, before: Tensor | None) -> Tensor:
+    """Of so many matrices, a's and b's in turn; added to what was there before."""
     sums = a.repeat(count // len(a), 1, 1) @ b.repeat(count // len(b), 1, 1)
+    sums = sums if before is None else sums + before
     return sums if bias is None else sums + bias.view(len(a), -1, 1).repeat(count // len(a), 1, 1)
 
 
@@ -40,8 +41,18 @@ def test_random_matrices(kernels: Kernels, dtype: torch.dtype, b_along_k: bool) 
         a = matrices(of_a, m, k, dtype, dtype == torch.float32 and random.random() < 0.5)
         b = matrices(of_b, k, n, dtype, b_along_k)
         bias = torch.randn(of_a * m).to(random.choice([dtype, torch.float32])) if random.random() < 0.5 else None
-        c = torch.full((both, m, n), math.nan, dtype=dtype)
-        workspace = Memory.of(kernels.bytes("matmul_workspace"))
-        shown = f"{of_a}x{m}x{k}{a.stride()} {of_b}x{k}x{n}{b.stride()} {count} multiprocessors"
-        assert kernels("matmul", a, b, bias, c, workspace), shown
-        check_product(c, partial(product, both), a, b, bias, shown=shown)
+        start, behind = random.choice([(0, 0), (2, 6), (random.randint(0, 9), random.randint(0, 9))])
+        rows = torch.full((both, m, start + n + behind), math.nan, dtype=dtype)
+        c = rows[..., start : start + n]
+        every = kernels.bytes("matmul_workspace")
+        workspace = Memory.of(random.choice([every, kernels.bytes("matmul_partials", a, c)]))
+        assert workspace.tensor.numel() <= every
+        shown = f"{of_a}x{m}x{k}{a.stride()} {of_b}x{k}x{n}{b.stride()} {c.stride()} {count} multiprocessors"
+        add = random.random() < 0.3
+        if add:
+            c.normal_()
+        before = c.clone() if add else None
+        assert kernels("matmul", a, b, bias, c, add, workspace), shown
+        check_product(c, partial(product, both), a, b, bias, before, shown=shown)
+        c.fill_(math.nan)
+        assert rows.isnan().all(), f"wrote between rows: {shown}"

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks._measure import peak_memory
 from svexport.ops.deform_conv2d import OP
 from tests.gpu.support import TOLERANCES, check_kernel, gpu, leaves, moved, relative_error
 
@@ -222,18 +223,67 @@ def test_as_torchvision() -> None:
         assert relative_error(OP(*args), expected) < 1e-5
 
 
-def test_columns_in_parts() -> None:
-    """What the taps read is made for some of the images at a time: here for each."""
-    args = case(n=3, channels=256, outputs=8, size=(90, 90))
+PIECES = [
+    {"n": 3, "channels": 256, "outputs": 8, "size": (90, 90)},  # images
+    {"n": 1, "channels": 256, "outputs": 256, "size": (64, 67)},  # rows of one, in the backward at least
+    {"n": 1, "channels": 64, "outputs": 33, "size": (211, 197), "offset_groups": 4},
+    {"n": 1, "channels": 128, "outputs": 64, "size": (601, 129), "stride": (2, 1), "groups": 4, "bias": False},
+    {
+        "n": 1,
+        "channels": 96,
+        "outputs": 40,
+        "size": (149, 151),
+        "kernel": (3, 5),
+        "padding": (3, 0),
+        "dilation": (2, 3),
+    },
+    {"n": 1, "channels": 3, "outputs": 16, "size": (613, 401), "kernel": (5, 5), "mask": False},  # planes
+    {"n": 1, "channels": 128, "outputs": 16, "size": (1, 30011)},  # a row that is more than what is made at a time
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("sizes", PIECES, ids=str)
+def test_columns_in_pieces(sizes: dict, dtype: torch.dtype) -> None:
+    """What the taps read is made for some of the images, or rows of one, at a time."""
+    args = case(**sizes)
     args[1] = (args[1] * 8).round() / 8 + 1 / 16  # not so near whole pixels that rounding leads to the next one
-    actual, inputs = leaves(tuple(moved(args, "cuda")))
-    expected, precise = leaves(tuple(moved(args, "cuda", torch.float64)))  # by the reference
+    args = moved(args, "cuda", dtype)
+    actual, inputs = leaves(tuple(args))
+    expected, precise = leaves(tuple(moved(args, torch.float64)))  # by the reference
     outputs = OP(*actual), OP(*expected)
-    assert relative_error(*outputs) < 1e-5
-    grad = torch.randn(3, 8, 90, 90, device="cuda")
+    assert relative_error(*outputs) < TOLERANCES[dtype]
+    grad = torch.randn_like(outputs[0])
     gradients = torch.autograd.grad(outputs[0], inputs, grad)
     for a, e in zip(gradients, torch.autograd.grad(outputs[1], precise, grad.double()), strict=True):
-        assert relative_error(a, e) < 3e-5
+        assert relative_error(a, e) < 3 * TOLERANCES[dtype]
+
+
+@pytest.mark.parametrize("sizes", PIECES, ids=str)
+def test_pieces_as_torchvision(sizes: dict) -> None:
+    torchvision = pytest.importorskip("torchvision")
+    args = moved(case(**sizes), "cuda")
+    expected = torchvision.ops.deform_conv2d(
+        *moved([*args[:4]], torch.float64), *args[5:8], moved(args[4], torch.float64)
+    )
+    assert relative_error(OP(*args), expected) < 1e-5
+
+
+@pytest.mark.parametrize("sizes", PIECES[:4], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_takes_no_more_memory_than_torchvision(sizes: dict, dtype: torch.dtype) -> None:
+    """Of the device, at once: 2 % of the peak of a training step, beyond 4 MB for pieces that are not made smaller."""
+    torchvision = pytest.importorskip("torchvision")
+    args, inputs = leaves(tuple(moved(case(**sizes), "cuda", dtype)))
+
+    def ours() -> None:
+        torch.autograd.grad(OP(*args).sum(), inputs)
+
+    def peer() -> None:
+        torch.autograd.grad(torchvision.ops.deform_conv2d(*args[:4], *args[5:8], args[4]).sum(), inputs)
+
+    limit = 1.02 * peak_memory(peer)
+    assert peak_memory(ours) < limit + (4e6 if limit < 40e6 else 0)
 
 
 @pytest.mark.large

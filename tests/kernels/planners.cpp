@@ -7,6 +7,7 @@
 
 #include "add_bias_residual_layer_norm/tactics.h"
 #include "camera_sample/tactics.h"
+#include "deform_conv2d/pieces.h"
 #include "deform_conv2d/tactics.h"
 #include "einsum/tactics.h"
 #include "grid_sample/gradient.h"
@@ -201,6 +202,38 @@ std::string check_deform_conv2d(const deform::Problem& p, const deform::Tactic& 
   return channels < p.channels ? "leaves channels out" : "";
 }
 
+// What is wrong with the pieces of a random output, or nothing.
+std::string wrong_pieces(Random& random) {
+  deform::Columns c{random.magnitude(30), random.magnitude(300), random.magnitude(2000), 0, 0};
+  c.row = c.width * random.magnitude(20'000);
+  const int64_t copies = random.magnitude(1e9);
+  c.more = (random.chance(0.5) ? random.magnitude(1e9) : 0) - copies;
+  const int64_t all = c.images * c.height * c.row, limit = std::clamp(all + c.more, deform::kLeastColumns, deform::kMostColumns);
+  std::string shown = "deform_conv2d in pieces";
+  for (const int64_t n : {c.images, c.height, c.width, c.row, c.more}) shown += " " + std::to_string(n);
+  int64_t first = 0, row = 0, largest = 0, count = 0;
+  for (const auto& p : c.pieces()) {
+    if (p.first != first || p.row != row || p.images < 1 || p.rows < 1) return shown + ": pixels twice or left out";
+    if (p.rows < c.height && p.images > 1) return shown + ": rows of several images";
+    const int64_t bytes = p.images * p.rows * c.row;
+    if (bytes > c.bytes() || (bytes > limit && bytes > c.row)) return shown + ": too large";
+    if (count++ > 0 && bytes > largest) return shown + ": larger than the first";
+    if (p.rows > 8 && row * c.width % 8) return shown + ": not aligned";
+    largest = std::max(largest, bytes);
+    row = (row + p.rows) % c.height;
+    first += row ? 0 : p.images;
+  }
+  if (first != c.images || row) return shown + ": pixels left out";
+  if (all <= limit && count > 1) return shown + ": could be whole";
+  deform::Columns less = c;
+  for (int64_t* n : {&less.images, &less.height}) *n -= random.among(0, *n - 1);
+  if (less.bytes() > c.bytes()) return shown + ": more for a smaller output";
+  less = c;
+  const int64_t fewer = random.among(0, copies);
+  less.more += fewer;
+  return less.bytes() - fewer > c.bytes() ? shown + ": more beside smaller copies" : "";
+}
+
 einsum::Problem random_einsum(Random& random) {
   einsum::Problem p;
   p.sums = random.chance(0.5);
@@ -389,7 +422,8 @@ extern "C" int64_t check_planners(const svexport::Gpu* gpus, const char* const* 
     return !found.empty();
   };
   for (int64_t i = 0; i < problems; ++i) {
-    if (fails(random_norm, check_norm) || fails(random_camera, check_camera) ||
+    found = i % 10 ? "" : wrong_pieces(random);
+    if (!found.empty() || fails(random_norm, check_norm) || fails(random_camera, check_camera) ||
         fails(random_deform_conv2d, check_deform_conv2d) || fails(random_einsum, check_einsum) ||
         fails(random_grid_sample, check_grid_sample) || fails(random_gradient, check_gradient) ||
         fails(random_ms_deform, check_ms_deform)) {

@@ -27,6 +27,9 @@ struct Matmul {
   AnyFloat bias;
   int64_t bias_stride;
   void* c;
+  int64_t c_step;   // from row to row
+  bool add;         // to what c is
+  bool pairs;       // whether two neighbours of a row of c, or of partials, can be written at once
   float* partials;  // (parts, batch, M, N), if there are several parts
   int inner, batch, parts, part;  // a block does `part` of the inner dimension
 };
@@ -169,9 +172,13 @@ __device__ __forceinline__ void multiply(float (&sums)[F][F][4], const T* left, 
 
 // Two neighbours of a row of `columns`, the first of them at `column`.
 template <class T>
-__device__ __forceinline__ void store_pair(T* row, int column, int columns, float x, float y) {
+__device__ __forceinline__ void store_pair(T* row, int column, int columns, bool add, bool pairs, float x, float y) {
+  if (add) {
+    if (column < columns) x += to_float(row[column]);
+    if (column + 1 < columns) y += to_float(row[column + 1]);
+  }
   const Vec<T, 2> v{from_float<T>(x), from_float<T>(y)};
-  if (columns % 2 == 0) {
+  if (pairs) {
     if (column < columns) store(row + column, v);
   } else {
     if (column < columns) row[column] = v.at[0];
@@ -217,7 +224,7 @@ __global__ void __launch_bounds__(kThreads) matmul_kernel(const __grid_constant_
   for (int i = 0; i < 2 * F; ++i) {
     const int row = row0 + warp_row + i * 8 + threadIdx.x % 32 / 4;
     if (row >= rows) continue;
-    const int64_t at = (static_cast<int64_t>(blockIdx.z) * rows + row) * columns;
+    const int64_t at = (static_cast<int64_t>(blockIdx.z) * rows + row) * (a.parts == 1 ? a.c_step : columns);
     const float bias = a.parts == 1 && a.bias.data
                            ? a.bias.get((static_cast<int64_t>(batch % a.left.count) * rows + row) * a.bias_stride)
                            : 0.0f;
@@ -225,9 +232,9 @@ __global__ void __launch_bounds__(kThreads) matmul_kernel(const __grid_constant_
     for (int j = 0; j < F; ++j) {
       const float x = sums[i / 2][j][i % 2 * 2] + bias, y = sums[i / 2][j][i % 2 * 2 + 1] + bias;
       if (a.parts == 1) {
-        store_pair(static_cast<T*>(a.c) + at, column + j * 8, columns, x, y);
+        store_pair(static_cast<T*>(a.c) + at, column + j * 8, columns, a.add, a.pairs, x, y);
       } else {
-        store_pair(a.partials + at, column + j * 8, columns, x, y);
+        store_pair(a.partials + at, column + j * 8, columns, false, a.pairs, x, y);
       }
     }
   }
@@ -241,9 +248,10 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(const __grid_constant__ M
   float sum = a.partials[at];
 #pragma unroll 4
   for (int i = 1; i < a.parts; ++i) sum += a.partials[i * size * a.batch + at];
-  const int64_t row = at / a.right.rows % (static_cast<int64_t>(a.left.rows) * a.left.count);
-  if (a.bias.data) sum += a.bias.get(row * a.bias_stride);
-  static_cast<T*>(a.c)[at] = from_float<T>(sum);
+  const int64_t row = at / a.right.rows;
+  if (a.bias.data) sum += a.bias.get(row % (static_cast<int64_t>(a.left.rows) * a.left.count) * a.bias_stride);
+  T& c = static_cast<T*>(a.c)[row * a.c_step + at % a.right.rows];
+  c = from_float<T>(a.add ? to_float(c) + sum : sum);
 }
 
 template <class T, int kTile, bool kLeftAlongInner, bool kRightAlongInner>
@@ -306,12 +314,19 @@ struct Division {
 
 size_t matmul_workspace() { return kPartials * processors() * sizeof(float); }
 
-cudaError_t matmul(const Tensor& a, const Tensor& b, const Tensor& bias, const Tensor& c, void* workspace,
+size_t matmul_partials(const Tensor& a, const Tensor& c) {
+  const int parts = Division(a, c).parts;
+  return parts > 1 ? parts * c.numel() * sizeof(float) : 0;
+}
+
+cudaError_t matmul(const Tensor& a, const Tensor& b, const Tensor& bias, const Tensor& c, bool add, void* workspace,
                    cudaStream_t stream) {
-  Matmul m{{}, {}, AnyFloat(bias), bias.strides[0], c.data, static_cast<float*>(workspace), 0, 0, 1, 0};
+  Matmul m{{}, {}, AnyFloat(bias), bias.strides[0], c.data, c.strides[c.sizes[1] == 1 ? 0 : 1], add, false,
+           static_cast<float*>(workspace), 0, 0, 1, 0};
   bool left_along_inner = false, right_along_inner = false;
   if (b.dtype != a.dtype || c.dtype != a.dtype || !factor(a, 1, &m.left, &left_along_inner) ||
-      !factor(b, 2, &m.right, &right_along_inner)) {
+      !factor(b, 2, &m.right, &right_along_inner) || (c.strides[2] != 1 && c.sizes[2] > 1) ||
+      (c.strides[0] != c.sizes[1] * m.c_step && c.sizes[0] > 1)) {
     return cudaErrorNotSupported;
   }
   if (c.numel() == 0) return cudaSuccess;
@@ -319,6 +334,7 @@ cudaError_t matmul(const Tensor& a, const Tensor& b, const Tensor& bias, const T
   m.inner = static_cast<int>(a.sizes[2]);
   m.batch = static_cast<int>(c.sizes[0]);
   m.parts = division.parts;
+  m.pairs = c.sizes[2] % 2 == 0 && (m.parts > 1 || c.aligned(2, 2 * c.item_size()));
   return dispatch_float(a.dtype, [&](auto* p) {
     using T = element_t<decltype(p)>;
     m.part = ceil_div(ceil_div(m.inner, m.parts), kInner<T>) * kInner<T>;

@@ -97,7 +97,7 @@ class MatrixProduct {
     for (int64_t first = 0; first < batch; first += kMostMatrices) {
       const int64_t count = std::min(kMostMatrices, batch - first);
       const cudaError_t status = matmul(matrices(a, first, count, rows, summed), matrices(b, first, count, summed, columns),
-                                        Tensor{}, matrices(c, first, count, rows, columns), workspace, stream);
+                                        Tensor{}, matrices(c, first, count, rows, columns), false, workspace, stream);
       if (status != cudaSuccess) return status;
     }
     return c.data == result.data ? cudaSuccess : permute(c, result, stream);

@@ -14,10 +14,16 @@
 namespace svexport {
 namespace {
 
-constexpr int64_t kColumnsBytes = 128 << 20;  // of columns at a time
+int64_t bytes(const at::Tensor& t) { return static_cast<int64_t>(t.nbytes()); }
 
-int64_t images_at_a_time(int64_t images, int64_t bytes_of_one) {
-  return std::clamp<int64_t>(kColumnsBytes / std::max<int64_t>(bytes_of_one, 1), 1, std::max<int64_t>(images, 1));
+// Of `copy`, which may be the original.
+int64_t bytes_beside(const at::Tensor& original, const at::Tensor& copy) {
+  return copy.is_alias_of(original) ? 0 : bytes(copy);
+}
+
+// The output pixels of a piece, of (images*groups, channels, oH*oW).
+at::Tensor part_of(const at::Tensor& x, const deform::Piece& piece, int64_t groups, int64_t width) {
+  return x.narrow(0, piece.first * groups, piece.images * groups).narrow(2, piece.row * width, piece.rows * width);
 }
 
 // Whether the kernels can count the pixels of an image and all output pixels.
@@ -80,18 +86,18 @@ at::Tensor by_cublas(const at::Tensor& input, const at::Tensor& offset, const at
                      const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& mask,
                      const DeformConv2d& conv) {
   const auto image = input.scalar_type() == at::kChar ? input : pack(input, conv);
-  const int64_t images = input.size(0), outputs = weight.size(0), plane = offset.size(2) * offset.size(3);
+  const int64_t images = input.size(0), outputs = weight.size(0), width = offset.size(3);
   const auto kernels = pack(weight, conv).view({1, outputs, -1});  // (1, O, K)
-  const int64_t k = kernels.size(2), most = images_at_a_time(images, plane * k * weight.element_size());
-  const auto output = fresh({images, outputs, offset.size(2), offset.size(3)}, weight);
-  for (int64_t first = 0; first < images; first += most) {
-    const int64_t count = std::min(most, images - first);
-    const auto columns = at::empty({count, plane, k}, kernels.options());
-    TORCH_CHECK(done(deform_conv2d_columns(false, view(image), view(offset), view(mask), conv, first, view(columns),
+  const int64_t k = kernels.size(2), row = width * k * weight.element_size();
+  const auto output = fresh({images, outputs, offset.size(2), width}, weight), planes = output.flatten(2);
+  const int64_t more = 2 * bytes(output) - bytes_beside(input, image) - bytes_beside(weight, kernels);
+  for (const deform::Piece& piece : deform::columns_of(view(offset), row, more).pieces()) {
+    const auto columns = at::empty({piece.images, piece.rows * width, k}, kernels.options());
+    TORCH_CHECK(done(deform_conv2d_columns(false, view(image), view(offset), view(mask), conv, piece, view(columns),
                                            stream())),
                 "svexport: deform_conv2d of too many taps or channels");
-    const auto left = kernels.expand({count, outputs, k}), right = columns.transpose(1, 2);
-    auto part = output.narrow(0, first, count).view({count, outputs, plane});
+    const auto left = kernels.expand({piece.images, outputs, k}), right = columns.transpose(1, 2);
+    auto part = part_of(planes, piece, 1, width);
     if (bias) {
       at::baddbmm_out(part, bias->view({1, outputs, 1}), left, right);
     } else {
@@ -120,20 +126,28 @@ std::optional<at::Tensor> deform_conv2d_torch(const at::Tensor& input, const at:
     }
   }
   const auto output = fresh({input.size(0), weight.size(0), offset.size(2), offset.size(3)}, weight);
-  const auto scratch = workspace(deform_conv2d_workspace(view(input), view(offset), view(weight), conv), input);
+  const auto scratch = workspace(deform_conv2d_scratch(view(input), view(offset), view(weight), conv, forced), input);
   return if_done(deform_conv2d(view(input), view(offset), view(weight), view(bias), view(mask), view(output), conv,
                                forced, scratch.data_ptr(), svexport::stream()),
                  output);
 }
 
-// c = a b, of batches of matrices; c may be transposed. The kernel is faster for float32, cuBLAS for the other types and
-// for matrices of a few rows.
-void product(at::Tensor c, const at::Tensor& a, const at::Tensor& b, const at::Tensor& scratch) {
-  if (!c.is_contiguous()) return product(c.transpose(1, 2), b.transpose(1, 2), a.transpose(1, 2), scratch);
-  const bool large = a.size(1) >= 8 && a.size(2) >= 8 && b.size(2) >= 8;
-  if (c.scalar_type() != at::kFloat || !large ||
-      !done(matmul(view(a), view(b), {}, view(c), scratch.data_ptr(), stream()))) {
-    at::bmm_out(c, a, b);
+// c = a b, of batches of matrices, those of a or b in turn where they are fewer, or c += a b; c may be transposed. The kernel
+// is faster for float32, cuBLAS for the other types and for matrices of a few rows.
+void product(at::Tensor c, const at::Tensor& a, const at::Tensor& b, bool add = false) {
+  if (!c.is_contiguous()) return product(c.transpose(1, 2), b.transpose(1, 2), a.transpose(1, 2), add);
+  if (c.scalar_type() == at::kFloat && a.size(1) >= 8 && a.size(2) >= 8 && b.size(2) >= 8) {
+    const auto scratch = workspace(matmul_partials(view(a), view(c)), c);
+    if (done(matmul(view(a), view(b), {}, view(c), add, scratch.data_ptr(), stream()))) return;
+  }
+  const auto all = [&](const at::Tensor& t) {
+    const int64_t times = c.size(0) / t.size(0);
+    return times == 1 ? t : t.expand({times, t.size(0), t.size(1), t.size(2)}).flatten(0, 1);
+  };
+  if (add) {
+    at::baddbmm_out(c, c, all(a), all(b));
+  } else {
+    at::bmm_out(c, all(a), all(b));
   }
 }
 
@@ -142,7 +156,7 @@ Wanted deform_conv2d_backward_torch(at::TensorList grads, const at::Tensor& inpu
                                     const std::optional<at::Tensor>& mask, at::IntArrayRef stride,
                                     at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
                                     int64_t offset_groups, double, const c10::List<bool>& needs_grad) {
-  const int64_t images = offset.size(0), plane = offset.size(2) * offset.size(3);
+  const int64_t images = offset.size(0), width = offset.size(3), plane = offset.size(2) * width;
   if (!floats(present({input, offset, weight, bias, mask})) || weight.scalar_type() != input.scalar_type() ||
       grads[0].scalar_type() != input.scalar_type() || !countable(input, offset)) {
     return {};
@@ -153,8 +167,8 @@ Wanted deform_conv2d_backward_torch(at::TensorList grads, const at::Tensor& inpu
   const int64_t outputs = weight.size(0) / groups;
   const bool planes = has_short_runs(view(input), conv);
   const auto image = planes ? input.contiguous() : pack(input, conv);
-  const auto kernels = (planes ? weight.contiguous() : pack(weight, conv)).reshape({1, groups, outputs, -1});
-  const int64_t k = kernels.size(3);
+  const auto kernels = (planes ? weight.contiguous() : pack(weight, conv)).reshape({groups, outputs, -1});
+  const int64_t k = kernels.size(2);
   const auto grad_planes = grads[0].contiguous().view({images * groups, outputs, plane});
 
   const auto grad_offset = needs_grad[1] ? fresh(offset) : at::Tensor(),
@@ -167,33 +181,39 @@ Wanted deform_conv2d_backward_torch(at::TensorList grads, const at::Tensor& inpu
   }
   at::Tensor grad_kernels;
 
-  const auto scratch = workspace(matmul_workspace(), input);
-  const int64_t most = images_at_a_time(images, plane * k * groups * input.element_size());
-  for (int64_t first = 0; first < images && plane; first += most) {
-    const int64_t count = std::min(most, images - first), batch = count * groups;
-    const auto storage = at::empty({batch, planes ? k : plane, planes ? plane : k}, kernels.options());
-    const auto columns = planes ? storage.transpose(1, 2) : storage;  // (batch, oH*oW, K)
-    const auto part = grad_planes.narrow(0, first * groups, batch);
+  // What is there beside columns and results: copies, wider sums, what a piece adds to the weight's gradient.
+  const bool wide = input.scalar_type() == at::kFloat;
+  const int64_t terms = wide ? matmul_partials(view(grad_planes), view(kernels)) : 2 * bytes(kernels);
+  const int64_t beside = bytes_beside(input, image) + bytes_beside(weight, kernels) +
+                         (grad_input ? bytes(grad_input->sums) - bytes(input) : 0) +
+                         (needs_grad[2] ? terms : 0);
+  const int64_t row = width * groups * k * input.element_size();
+  for (const deform::Piece& piece : deform::columns_of(view(offset), row, -beside).pieces()) {
+    const int64_t pixels = piece.rows * width, batch = piece.images * groups;
+    const auto storage = at::empty({batch, planes ? k : pixels, planes ? pixels : k}, kernels.options());
+    const auto columns = planes ? storage.transpose(1, 2) : storage;  // (batch, rows*oW, K)
+    const auto part = part_of(grad_planes, piece, groups, width);
     if (needs_taps) {
-      product(columns, part.transpose(1, 2), kernels.expand({count, groups, outputs, k}).reshape({batch, outputs, k}),
-              scratch);
+      product(columns, part.transpose(1, 2), kernels);
       if (grad_input) grad_input->check(columns);
       TORCH_CHECK(done(deform_conv2d_columns_backward(
-                      planes, view(storage), needs_grad[2], view(image), view(offset), view(mask), conv, first,
+                      planes, view(storage), needs_grad[2], view(image), view(offset), view(mask), conv, piece,
                       grad_input ? view(grad_input->sums) : Tensor{}, grad_input ? view(grad_input->scale) : Tensor{},
                       view(grad_offset), view(grad_mask), svexport::stream())),
                   "svexport: deform_conv2d of too many taps or channels");
     } else if (needs_grad[2]) {
-      TORCH_CHECK(done(deform_conv2d_columns(planes, view(image), view(offset), view(mask), conv, first, view(storage),
+      TORCH_CHECK(done(deform_conv2d_columns(planes, view(image), view(offset), view(mask), conv, piece, view(storage),
                                              svexport::stream())),
                   "svexport: deform_conv2d of too many taps or channels");
     }
-    if (needs_grad[2]) {
-      const auto products = at::empty({batch, outputs, k}, kernels.options());
-      product(products, part, columns, scratch);
-      const auto sum = products.view({count, groups, outputs, k}).sum(at::IntArrayRef(0), false, at::kFloat);
-      grad_kernels = grad_kernels.defined() ? grad_kernels + sum : sum;
-    }
+    if (!needs_grad[2]) continue;
+    const bool add = grad_kernels.defined() && wide && piece.images == 1;
+    const auto products = add ? grad_kernels : at::empty({batch, outputs, k}, kernels.options());
+    product(products, part, columns, add);
+    if (add) continue;
+    const auto sum = piece.images > 1 ? products.unflatten(0, {-1, groups}).sum(at::IntArrayRef(0), false, at::kFloat)
+                                      : products.to(at::kFloat);
+    grad_kernels = grad_kernels.defined() ? grad_kernels.add_(sum) : sum;
   }
 
   std::vector<at::Tensor> results;

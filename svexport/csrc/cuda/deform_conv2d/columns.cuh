@@ -133,13 +133,13 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Of so many images from `first` on, for threads of v channels each. input: packed.
-Part part_of(const Tensor& input, const Tensor& offset, const Tensor& mask, const DeformConv2d& conv, int64_t first,
-             int64_t images, int v) {
+// For threads of v channels each. input: packed.
+Part part_of(const Tensor& input, const Tensor& offset, const Tensor& mask, const DeformConv2d& conv, const Piece& piece,
+             int v) {
   const bool int8 = input.dtype == DType::kInt8;
   const int y = int8 ? 2 : 1;  // axis
-  Part part{geometry(input, offset, mask, conv, int8 ? conv.channels : input.sizes[3]), static_cast<int>(first),
-            static_cast<int>(images * offset.sizes[2] * offset.sizes[3]), 1};
+  Part part{geometry(input, offset, mask, conv, piece, int8 ? conv.channels : input.sizes[3]),
+            static_cast<int>(piece.first), static_cast<int>(piece.images * piece.rows * offset.sizes[3]), 1};
   part.g.height = static_cast<unsigned>(input.sizes[y]);
   part.g.width = static_cast<unsigned>(input.sizes[y + 1]);
   part.g.row = static_cast<unsigned>(input.strides[y] * input.item_size() / 16);

@@ -1,5 +1,4 @@
-// A matrix product whose one factor is what the taps read: columns, made for as many images at a time as fit into memory
-// of a bounded size.
+// A matrix product whose one factor is what the taps read: columns, made for pieces of the output at a time.
 #include <algorithm>
 
 #include "deform_conv2d/columns.cuh"
@@ -11,21 +10,18 @@
 namespace svexport {
 namespace {
 
-constexpr int64_t kColumnsBytes = 128 << 20;  // of columns at a time
-
 int64_t padded(int64_t size, int64_t multiple) { return ceil_div(size, multiple) * multiple; }
 
 // What the forward takes from its workspace, in this order.
 struct Plan {
   bool planes;           // what is read is not packed
   Tensor input, weight;  // as they are used, without data if they must be copied; weight: (groups, O/groups, K)
-  Tensor columns;        // of one image, without data: (groups, oH*oW, K), from planes (groups, K, oH*oW)
-  int64_t images;        // at a time
-  size_t bytes[4];       // of copies of input and weight, of columns, for matmul
+  Columns all;           // at most, where planes are padded
+  size_t bytes[4];       // of copies of input and weight, of columns, for matmul; the latter two for any smaller tensors
 
   Plan(const Tensor& x, const Tensor& offset, const Tensor& w, const DeformConv2d& conv, bool planes)
-      : planes(planes), input(x), weight(w), bytes{} {
-    const int64_t plane = offset.sizes[2] * offset.sizes[3], groups = conv.groups, size = w.item_size();
+      : planes(planes), input(x), weight(w), all{}, bytes{} {
+    const int64_t size = w.item_size(), width = offset.sizes[3];
     if (planes) {
       if (!w.contiguous()) weight.data = nullptr;
     } else {
@@ -33,18 +29,42 @@ struct Plan {
       if (!is_packed(w, conv, &weight)) weight.data = nullptr;
     }
     const int64_t outputs = weight.sizes[0], k = weight.numel() / std::max<int64_t>(outputs, 1);
-    weight = row_major(weight.data, weight.dtype, {groups, outputs / groups, k});
-    columns = planes ? row_major(nullptr, w.dtype, {groups, k, padded(plane, 8)})
-                     : row_major(nullptr, w.dtype, {groups, plane, k});
-    if (planes) columns.sizes[2] = plane;
-    const int64_t image = groups * columns.strides[0] * size;
-    images = std::min(std::max<int64_t>(kColumnsBytes / std::max<int64_t>(image, 1), 1), x.sizes[0]);
+    weight = row_major(weight.data, weight.dtype, {conv.groups, outputs / conv.groups, k});
     if (!input.data) bytes[0] = padded(input.numel() * size, 256);
     if (!weight.data) bytes[1] = padded(weight.numel() * size, 256);
-    bytes[2] = padded(std::min(x.sizes[0] * image, std::max<int64_t>(kColumnsBytes, image)), 256);
+    // With the copies no more than all columns, and two outputs, which torchvision has beside them.
+    const int64_t copies = static_cast<int64_t>(bytes[0] + bytes[1]);
+    all = columns_of(offset, conv.groups * k * size * (planes ? padded(width, 8) : width),
+                     2 * x.sizes[0] * outputs * offset.sizes[2] * width * size - copies);
+    bytes[2] = padded(all.bytes(), 256);
     bytes[3] = matmul_workspace();
   }
-  size_t all() const { return bytes[0] + bytes[1] + bytes[2] + bytes[3]; }
+
+  // Of a piece, without data: columns, (images*groups, rows*oW, K), from planes (images*groups, K, rows*oW); and what the
+  // product makes of them, (images*groups, O/groups, rows*oW).
+  Tensor columns(const Piece& piece) const {
+    const int64_t count = piece.images * weight.sizes[0], pixels = piece.rows * all.width, k = weight.sizes[2];
+    if (!planes) return row_major(nullptr, weight.dtype, {count, pixels, k});
+    Tensor found = row_major(nullptr, weight.dtype, {count, k, padded(pixels, 8)});
+    found.sizes[2] = pixels;
+    return found;
+  }
+  Tensor outputs(const Piece& piece) const {
+    return row_major(nullptr, weight.dtype, {piece.images * weight.sizes[0], weight.sizes[1], piece.rows * all.width});
+  }
+
+  // Sets bytes to what these pieces need.
+  std::vector<Piece> pieces() {
+    const std::vector<Piece> found = all.pieces();
+    bytes[2] = bytes[3] = 0;
+    for (size_t i = 0; i < found.size(); i += std::max<size_t>(found.size() - 1, 1)) {  // the first and the last
+      const Tensor read = columns(found[i]);
+      bytes[2] = std::max<size_t>(bytes[2], padded(read.sizes[0] * read.strides[0] * read.item_size(), 256));
+      bytes[3] = std::max(bytes[3], matmul_partials(weight, outputs(found[i])));
+    }
+    return found;
+  }
+  size_t total() const { return bytes[0] + bytes[1] + bytes[2] + bytes[3]; }
 };
 
 // Of a kernel that makes columns; of a gradient it has as many, packed.
@@ -57,8 +77,16 @@ dim3 blocks_of(const Problem& problem, Kernel kernel) {
 
 size_t deform_conv2d_workspace(const Tensor& input, const Tensor& offset, const Tensor& weight,
                                const DeformConv2d& conv) {
-  const size_t planes = Plan(input, offset, weight, conv, true).all();
-  return has_short_runs(input, conv) ? planes : std::max(planes, Plan(input, offset, weight, conv, false).all());
+  const size_t planes = Plan(input, offset, weight, conv, true).total();
+  return has_short_runs(input, conv) ? planes : std::max(planes, Plan(input, offset, weight, conv, false).total());
+}
+
+size_t deform_conv2d_scratch(const Tensor& input, const Tensor& offset, const Tensor& weight, const DeformConv2d& conv,
+                             int32_t tactic) {
+  const Tactic chosen = choose(problem_of(input, offset, conv), current_gpu(), tactic);
+  Plan plan(input, offset, weight, conv, chosen.kernel == Kernel::kPlanes);
+  plan.pieces();
+  return plan.total();
 }
 
 cudaError_t deform_conv2d(const Tensor& input, const Tensor& offset, const Tensor& weight, const Tensor& bias,
@@ -78,6 +106,7 @@ cudaError_t deform_conv2d(const Tensor& input, const Tensor& offset, const Tenso
   const Tactic chosen = choose(problem_of(input, offset, conv), current_gpu(), tactic);
   Plan plan(input, offset, weight, conv, chosen.kernel == Kernel::kPlanes);
   if (int8 && plan.bytes[0]) return cudaErrorNotSupported;
+  const std::vector<Piece> pieces = plan.pieces();
   char* rest = static_cast<char*>(workspace);
   cudaError_t status = cudaSuccess;
   if (plan.bytes[0]) {
@@ -91,43 +120,43 @@ cudaError_t deform_conv2d(const Tensor& input, const Tensor& offset, const Tenso
     status = plan.planes ? permute(weight, copy, stream) : pack(weight, copy, conv, stream);
   }
   rest += plan.bytes[1];
-  plan.columns.data = rest;
-  Tensor images = row_major(output.data, output.dtype,
-                            {output.sizes[0], output.sizes[1] / conv.groups, offset.sizes[2] * offset.sizes[3]});
-  const int64_t image = conv.groups * images.strides[0] * output.item_size();
-  for (int64_t first = 0; first < output.sizes[0] && status == cudaSuccess; first += plan.images) {
-    Tensor columns = plan.columns;
-    images.sizes[0] = columns.sizes[0] = conv.groups * std::min(plan.images, output.sizes[0] - first);
-    images.data = static_cast<char*>(output.data) + first * image;
-    status = deform_conv2d_columns(plan.planes, plan.input, offset, mask, conv, first, columns, stream);
+  const int64_t width = offset.sizes[3], plane = offset.sizes[2] * width;
+  for (const Piece& piece : pieces) {
+    if (status != cudaSuccess) break;
+    Tensor columns = plan.columns(piece), part = plan.outputs(piece);
+    columns.data = rest;
+    part.data = output.element(piece.first * output.sizes[1] * plane + piece.row * width);
+    part.strides[0] = part.sizes[1] * plane;
+    part.strides[1] = plane;
+    status = deform_conv2d_columns(plan.planes, plan.input, offset, mask, conv, piece, columns, stream);
     if (!plan.planes) {
       std::swap(columns.sizes[1], columns.sizes[2]);
       std::swap(columns.strides[1], columns.strides[2]);
     }
-    if (status == cudaSuccess) status = matmul(plan.weight, columns, bias, images, rest + plan.bytes[2], stream);
+    if (status == cudaSuccess) status = matmul(plan.weight, columns, bias, part, false, rest + plan.bytes[2], stream);
   }
   return status;
 }
 
 cudaError_t deform_conv2d_columns(bool planes, const Tensor& input, const Tensor& offset, const Tensor& mask,
-                                  const DeformConv2d& conv, int64_t first, const Tensor& columns, cudaStream_t stream) {
+                                  const DeformConv2d& conv, const Piece& piece, const Tensor& columns,
+                                  cudaStream_t stream) {
   if (columns.numel() == 0) return cudaSuccess;
-  const int64_t images = columns.sizes[0] / conv.groups;
-  const dim3 blocks = blocks_of(sizes_of(offset, conv, images), planes ? Kernel::kPlanes : Kernel::kPacked);
+  const dim3 blocks = blocks_of(sizes_of(offset, conv, piece), planes ? Kernel::kPlanes : Kernel::kPacked);
   if (blocks.y > 65535 || blocks.z > 65535) return cudaErrorNotSupported;
   return dispatch_float(columns.dtype, [&](auto* p) {
     using T = element_t<decltype(p)>;
     const auto from = [&](auto* p) {
       using F = element_t<decltype(p)>;
       if (planes) {
-        const auto of = planes_of<T, F>(input, offset, mask, conv, first, columns);
+        const auto of = planes_of<T, F>(input, offset, mask, conv, piece, columns);
         const int channels = of.g.per_offset_group;
         const auto kernel = channels == 1  ? planes_kernel<T, F, 4, true>
                             : channels < 8 ? planes_kernel<T, F, 4, false>
                                            : planes_kernel<T, F, 8, false>;
         kernel<<<blocks, kThreads, 0, stream>>>(of);
       } else {
-        const Part part = part_of(input, offset, mask, conv, first, images, kVector<T>);
+        const Part part = part_of(input, offset, mask, conv, piece, kVector<T>);
         columns_kernel<<<blocks, kThreads, 0, stream>>>(static_cast<const F*>(input.data), AnyFloat(offset),
                                                         AnyFloat(mask), part, static_cast<T*>(columns.data));
       }
@@ -139,11 +168,10 @@ cudaError_t deform_conv2d_columns(bool planes, const Tensor& input, const Tensor
 
 cudaError_t deform_conv2d_columns_backward(bool planes, const Tensor& columns, bool replace, const Tensor& input,
                                            const Tensor& offset, const Tensor& mask, const DeformConv2d& conv,
-                                           int64_t first, const Tensor& grad_input, const Tensor& scale,
+                                           const Piece& piece, const Tensor& grad_input, const Tensor& scale,
                                            const Tensor& grad_offset, const Tensor& grad_mask, cudaStream_t stream) {
   if (columns.numel() == 0) return cudaSuccess;
-  const int64_t images = columns.sizes[0] / conv.groups;
-  dim3 blocks = blocks_of(sizes_of(offset, conv, images), planes ? Kernel::kPlanes : Kernel::kPacked);
+  dim3 blocks = blocks_of(sizes_of(offset, conv, piece), planes ? Kernel::kPlanes : Kernel::kPacked);
   if (planes) blocks.z = conv.offset_groups;
   if (blocks.y > 65535 || blocks.z > 65535) return cudaErrorNotSupported;
   const Sums sums{grad_input.data, static_cast<const float*>(scale.data)};
@@ -152,11 +180,11 @@ cudaError_t deform_conv2d_columns_backward(bool planes, const Tensor& columns, b
     using T = element_t<decltype(p)>;
     if (planes) {
       planes_backward_kernel<<<blocks, kThreads, 0, stream>>>(
-          planes_of<T>(input, offset, mask, conv, first, columns), replace, sums, of_offset, of_mask);
+          planes_of<T>(input, offset, mask, conv, piece, columns), replace, sums, of_offset, of_mask);
     } else {
       columns_backward_kernel<<<blocks, kThreads, 0, stream>>>(
           static_cast<T*>(columns.data), replace, static_cast<const T*>(input.data), AnyFloat(offset), AnyFloat(mask),
-          part_of(input, offset, mask, conv, first, images, 4), sums, of_offset, of_mask);
+          part_of(input, offset, mask, conv, piece, 4), sums, of_offset, of_mask);
     }
     return cudaGetLastError();
   });

@@ -1,6 +1,7 @@
 // Deformable convolution: svexport/ops/deform_conv2d.py.
 #pragma once
 
+#include "deform_conv2d/pieces.h"
 #include "tensor.h"
 
 namespace svexport {
@@ -35,6 +36,10 @@ cudaError_t unpack(const Tensor& y, const Tensor& x, const DeformConv2d& conv, c
 size_t deform_conv2d_workspace(const Tensor& input, const Tensor& offset, const Tensor& weight,
                                const DeformConv2d& conv);
 
+// Of that, what these tensors by this tactic need.
+size_t deform_conv2d_scratch(const Tensor& input, const Tensor& offset, const Tensor& weight, const DeformConv2d& conv,
+                             int32_t tactic);
+
 // weight: (O, C/groups, kH, kW), float32, float16 or bfloat16; input: (N, C, H, W), of the type of weight, or int8, then
 // also in CHW32 or CHW4, (N, ceil(C/V), H, W, V) for V = 32 or 4; offset: (N, 2*offset_groups*kH*kW, oH, oW), mask:
 // (N, offset_groups*kH*kW, oH, oW) or absent and bias: (O) or absent, each of any of the three types; all of any strides.
@@ -44,13 +49,14 @@ cudaError_t deform_conv2d(const Tensor& input, const Tensor& offset, const Tenso
                           const Tensor& mask, const Tensor& output, const DeformConv2d& conv, int32_t tactic,
                           void* workspace, cudaStream_t stream);
 
-// What the taps read, times mask, for some images, `first` and the next: columns, of the type of input, of any float type if
-// that is int8. Of a packed input (images*groups, oH*oW, kH*kW*packed C/groups), contiguous. planes: of one as it lies,
-// (N, C, H, W), of int8 also (N, ceil(C/V), H, W, V), and an image within
-// 2^32 elements, for runs of few channels, which would be packed mostly with zeros: (images*groups, C/groups*kH*kW, oH*oW),
-// of which the last axis is contiguous; zeros are written to what lies between its rows.
+// What the taps read, times mask, for the output pixels of a piece: columns, of the type of input, of any float type if
+// that is int8. Of a packed input (images*groups, rows*oW, kH*kW*packed C/groups), contiguous. planes: of one as it lies,
+// (N, C, H, W), of int8 also (N, ceil(C/V), H, W, V), and an image within 2^32 elements, for runs of few channels, which
+// would be packed mostly with zeros: (images*groups, C/groups*kH*kW, rows*oW), of which the last axis is contiguous; zeros
+// are written to what lies between its rows.
 cudaError_t deform_conv2d_columns(bool planes, const Tensor& input, const Tensor& offset, const Tensor& mask,
-                                  const DeformConv2d& conv, int64_t first, const Tensor& columns, cudaStream_t stream);
+                                  const DeformConv2d& conv, const deform::Piece& piece, const Tensor& columns,
+                                  cudaStream_t stream);
 
 // Backward of that: columns hold the gradient of what the taps read; what they read takes its place if `replace`.
 // grad_offset and grad_mask have the shapes and types of offset and mask and are contiguous. To grad_input, shaped as the
@@ -58,7 +64,7 @@ cudaError_t deform_conv2d_columns(bool planes, const Tensor& input, const Tensor
 // device), of x * scale rounded to int64. Absent gradients are not computed.
 cudaError_t deform_conv2d_columns_backward(bool planes, const Tensor& columns, bool replace, const Tensor& input,
                                            const Tensor& offset, const Tensor& mask, const DeformConv2d& conv,
-                                           int64_t first, const Tensor& grad_input, const Tensor& scale,
+                                           const deform::Piece& piece, const Tensor& grad_input, const Tensor& scale,
                                            const Tensor& grad_offset, const Tensor& grad_mask, cudaStream_t stream);
 
 }  // namespace svexport

@@ -119,10 +119,10 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class T, class F = T>
 Planes<T, F> planes_of(const Tensor& input, const Tensor& offset, const Tensor& mask, const DeformConv2d& conv,
-                       int64_t first, const Tensor& columns) {
+                       const Piece& piece, const Tensor& columns) {
   Planes<T, F> planes{static_cast<const F*>(input.data), AnyFloat(offset), AnyFloat(mask),
-                      geometry(input, offset, mask, conv, conv.channels), static_cast<int>(first),
-                      static_cast<int>(columns.sizes[0] / conv.groups * columns.sizes[2]),
+                      geometry(input, offset, mask, conv, piece, conv.channels), static_cast<int>(piece.first),
+                      static_cast<int>(piece.images * piece.rows * offset.sizes[3]),
                       static_cast<T*>(columns.data), columns.strides[1]};
   planes.g.height = static_cast<unsigned>(input.sizes[2]);
   planes.g.width = static_cast<unsigned>(input.sizes[3]);

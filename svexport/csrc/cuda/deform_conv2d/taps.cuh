@@ -15,14 +15,15 @@ constexpr unsigned kOutside = ~0u;
 struct Geometry {
   DeformConv2d conv;
   unsigned height, width;
-  int out_height, out_width, taps;
-  Divider lines, images;  // of output pixels, of lines
+  int first_row, out_height, out_width, taps;  // of the output: of the rows of a piece
+  Divider lines, images;                       // of output pixels, of lines
   int channels, per_group, per_offset_group;  // of the input, packed or not
   int64_t image, block;                       // strides of the input: these in elements
   unsigned row, column;                       // these in the unit of Pixels
   int shift;                                  // log2 of the channels of a block, which are neighbours
   float scale;                                // what a step of an int8 input is worth; else 1
   int64_t offset[4], mask[4];                 // strides
+  int64_t plane;                              // from channel to channel of their gradients
 
   // From channel 0 of a pixel.
   __device__ __forceinline__ int64_t channel(int c) const {
@@ -43,7 +44,7 @@ struct Taps {
 
   __device__ __forceinline__ Taps(int pixel, int offset_group, int tap, const Geometry& g) {
     uint32_t rest = pixel;
-    const int column = static_cast<int>(g.lines.split(rest)), row = static_cast<int>(g.images.split(rest));
+    const int column = static_cast<int>(g.lines.split(rest)), row = g.first_row + static_cast<int>(g.images.split(rest));
     n = static_cast<int>(rest);
     next_offset = 2 * g.taps * g.offset[1];
     next_mask = g.taps * g.mask[1];
@@ -119,22 +120,22 @@ struct TapGradients {
 #pragma unroll
     for (int k = 0; k < 4; ++k) mask += b.factor(k) * dot[k];
   }
-  // p: the place of the output pixel in its image.
+  // p: the place of the output pixel among those of its image.
   __device__ __forceinline__ void write(const AnyFloat& grad_offset, const AnyFloat& grad_mask, const Geometry& g, int n,
                                         int group, int tap, int p, float factor) const {
     const int64_t number = (static_cast<int64_t>(n) * g.conv.offset_groups + group) * g.taps + tap;
-    const int64_t plane = g.out_height * g.out_width;
+    p += g.first_row * g.out_width;
     if (grad_offset.data) {
-      grad_offset.set(2 * number * plane + p, y * factor);
-      grad_offset.set((2 * number + 1) * plane + p, x * factor);
+      grad_offset.set(2 * number * g.plane + p, y * factor);
+      grad_offset.set((2 * number + 1) * g.plane + p, x * factor);
     }
-    if (grad_mask.data) grad_mask.set(number * plane + p, mask);
+    if (grad_mask.data) grad_mask.set(number * g.plane + p, mask);
   }
 };
 
 // The tensors of a call, but for where the pixels of the input are.
 Geometry geometry(const Tensor& input, const Tensor& offset, const Tensor& mask, const DeformConv2d& conv,
-                  int64_t channels) {
+                  const Piece& piece, int64_t channels) {
   Geometry g{};
   g.conv = conv;
   g.channels = static_cast<int>(channels);
@@ -145,11 +146,13 @@ Geometry geometry(const Tensor& input, const Tensor& offset, const Tensor& mask,
   g.scale = input.dtype == DType::kInt8 ? conv.scale : 1;
   g.per_group = g.channels / conv.groups;
   g.per_offset_group = g.channels / conv.offset_groups;
-  g.out_height = static_cast<int>(offset.sizes[2]);
+  g.first_row = static_cast<int>(piece.row);
+  g.out_height = static_cast<int>(piece.rows);
   g.out_width = static_cast<int>(offset.sizes[3]);
   g.taps = conv.kernel[0] * conv.kernel[1];
   g.lines = Divider(g.out_width);
   g.images = Divider(g.out_height);
+  g.plane = offset.sizes[2] * offset.sizes[3];
   for (int i = 0; i < 4; ++i) {
     g.offset[i] = offset.strides[i];
     g.mask[i] = mask.strides[i];

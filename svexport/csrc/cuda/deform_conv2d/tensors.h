@@ -7,11 +7,10 @@
 
 namespace svexport::deform {
 
-// Of so many images.
-inline Problem sizes_of(const Tensor& offset, const DeformConv2d& conv, int64_t images) {
+inline Problem sizes_of(const Tensor& offset, const DeformConv2d& conv, const Piece& piece) {
   Problem p;
-  p.images = images;
-  p.pixels = offset.sizes[2] * offset.sizes[3];
+  p.images = piece.images;
+  p.pixels = piece.rows * offset.sizes[3];
   p.taps = int64_t{conv.kernel[0]} * conv.kernel[1];
   p.channels = conv.channels;
   p.offset_groups = conv.offset_groups;
@@ -19,13 +18,18 @@ inline Problem sizes_of(const Tensor& offset, const DeformConv2d& conv, int64_t 
 }
 
 inline Problem problem_of(const Tensor& input, const Tensor& offset, const DeformConv2d& conv) {
-  Problem p = sizes_of(offset, conv, offset.sizes[0]);
+  Problem p = sizes_of(offset, conv, {0, offset.sizes[0], 0, offset.sizes[2]});
   Tensor as_it_is;
   p.input_bytes = input.numel() * input.item_size();
   p.packed = is_packed(input, conv, &as_it_is);
   p.runs = input.dtype == DType::kInt8 ? p.packed : !has_short_runs(input, conv);
   p.planes = (input.sizes[2] - 1) * input.strides[2] + (input.sizes[3] - 1) * input.strides[3] < UINT32_MAX;
   return p;
+}
+
+// Of an output like `offset`, a row of which takes so many bytes.
+inline Columns columns_of(const Tensor& offset, int64_t row, int64_t more) {
+  return {offset.sizes[0], offset.sizes[2], offset.sizes[3], row, more};
 }
 
 }  // namespace svexport::deform
