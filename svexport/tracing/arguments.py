@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ __all__ = [
     "MODEL_ATTRIBUTE",
     "FlatModel",
     "TracingStopped",
+    "Types",
     "bind",
     "copied",
     "example_arguments",
@@ -266,6 +267,26 @@ class TracingStopped(RuntimeError):
     """An operator raised while it was traced, which ends the trace, and the forward went on."""
 
 
+class Types(NamedTuple):
+    """The types that a model computes in, where they are not those of its arguments.
+
+    Attributes:
+        dtype: if given, floating-point inputs are cast to it on entry.
+        single: of the inputs, by their places among the tensors of the arguments, those that are not; float64 ones of
+            them are cast to float32.
+        results: of the results; those that come in float32 are cast to half types there.
+        mode: if given, makes a mode that forward of the model runs in, a fresh one for each; not in float64.
+    """
+
+    dtype: torch.dtype | None = None
+    single: Collection[int] = ()
+    results: Sequence[torch.dtype] = ()
+    mode: Callable[[nn.Module], AbstractContextManager[Any]] | None = None
+
+
+OWN_TYPES = Types()
+
+
 class FlatModel(nn.Module):
     """The user's model as ``forward(*tensors) -> tuple of tensors``: what both exporters trace.
 
@@ -274,9 +295,8 @@ class FlatModel(nn.Module):
     Args:
         model: the user's model, not changed.
         bound: its arguments, from :func:`bind`.
-        dtype: if given, floating-point inputs are cast to it on entry.
         freeze: parameters of forward, or names of inputs, whose tensors are constants instead.
-        mode: if given, makes a mode that forward of the model runs in, a fresh one for each; not in :meth:`double`.
+        types: that it computes in.
 
     Attributes:
         tensors: the tensors among the arguments, in order.
@@ -294,16 +314,14 @@ class FlatModel(nn.Module):
         self,
         model: nn.Module,
         bound: inspect.BoundArguments,
-        dtype: torch.dtype | None = None,
         freeze: Collection[str] = (),
-        mode: Callable[[nn.Module], AbstractContextManager[Any]] | None = None,
+        types: Types = OWN_TYPES,
     ) -> None:
         super().__init__()
         self.add_module(MODEL_ATTRIBUTE, model)
-        self._mode = mode
+        self._types = types
         self.training = model.training
         self._bound = bound
-        self._dtype = dtype
         self._precise = False
         self._modes: Sequence[TorchFunctionMode] = ()
         parameters = bound.signature.parameters
@@ -367,7 +385,7 @@ class FlatModel(nn.Module):
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Puts the tensors in the place of the arguments' own, and returns the tensors of the result."""
         if torch.compiler.is_dynamo_compiling():  # which takes no modes in
-            if self._mode is not None:
+            if self._types.mode is not None:
                 raise TracingStopped("mixed precision is none of dynamo's")
             return self._forward(tensors)
         with ExitStack() as stack:
@@ -389,7 +407,7 @@ class FlatModel(nn.Module):
                     if isinstance(leaf, (int, float))
                 }
             results = [(path, leaf) for path, leaf in results if path not in numbers]
-        names, outputs = [], []
+        names, outputs = list[str](), list[Tensor]()
         for path, leaf in results:
             if isinstance(leaf, Tensor):
                 if leaf.dtype.is_complex and (tracing or self._modes):
@@ -400,7 +418,8 @@ class FlatModel(nn.Module):
                     )
                 positional = not path or path[0].isdigit()
                 names.append("_".join(("output", *path) if positional else path) or "output")
-                outputs.append(leaf)
+                kind = self._types.results[len(outputs)] if self._types.results else leaf.dtype
+                outputs.append(leaf.to(kind) if leaf.dtype == torch.float32 else leaf)
             elif not isinstance(leaf, (bool, int, float, str, *_NUMBERS)):
                 raise ExportError(
                     f"{type(getattr(self, MODEL_ATTRIBUTE)).__name__} returned a {type(leaf).__name__}"
@@ -429,23 +448,27 @@ class FlatModel(nn.Module):
 
     def double(self) -> FlatModel:
         """In float64, from what the inputs are in ``dtype``."""
-        self._precise, self._mode = self._dtype is not None, None
+        self._precise = True
         return super().double()
 
     def _call(self, tensors: Iterable[Tensor]) -> Any:
-        rest, constants = iter(tensors), iter(self._constants)
+        rest, constants, types = iter(tensors), enumerate(self._constants), self._types
 
         def take(_: Tensor) -> Tensor:
-            constant = next(constants)
+            place, constant = next(constants)
             tensor = next(rest) if constant is None else constant.clone()
-            if self._dtype is None or not tensor.is_floating_point():
+            if types.dtype is None or not tensor.is_floating_point():
                 return tensor
-            return tensor.to(self._dtype).double() if self._precise else tensor.to(self._dtype)
+            if place not in types.single:
+                tensor = tensor.to(types.dtype)
+            elif tensor.dtype == torch.float64:
+                tensor = tensor.float()
+            return tensor.double() if self._precise else tensor
 
         arguments = rebuild(dict(self._bound.arguments), take)
         call = inspect.BoundArguments(self._bound.signature, arguments)  # type: ignore[arg-type]
         model = getattr(self, MODEL_ATTRIBUTE)
-        with nullcontext() if self._mode is None else self._mode(model):
+        with nullcontext() if types.mode is None or self._precise else types.mode(model):
             return model(*call.args, **call.kwargs)
 
 
