@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,15 +14,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map
 
 from svexport.exporter.typed import (
     CONVERTS,
+    COORDINATES,
+    TYPES,
     Call,
     Calls,
-    Computed,
     Plan,
     at,
+    cast,
     coordinates_of,
     is_wide,
     mixed,
@@ -31,7 +33,7 @@ from svexport.exporter.typed import (
 )
 from svexport.ops.grid_sample import grid_sample
 from svexport.progress import phase
-from svexport.tracing.arguments import Types, bind, eval_mode, in_type, leaves, rebuild
+from svexport.tracing.arguments import Types, bind, eval_mode, in_type, rebuild
 from svexport.tracing.state import unchanged
 
 __all__ = ["Followed", "Origin", "half_model"]
@@ -66,14 +68,14 @@ class _Seen:
         features: whether it is a layer, or is given what a layer made.
         border: whether coordinates are not followed beyond it: a layer, of more than parameters, or a product of
             features.
-        types: of the tensors that it is given, by their places among them.
+        made: the type of what it makes.
     """
 
     before: set[Origin] = field(default_factory=set)
     learned: bool = True
     features: bool = False
     border: bool = False
-    types: dict[int, torch.dtype] = field(default_factory=dict)
+    made: torch.dtype = torch.float32
 
 
 class Followed(Calls):
@@ -98,15 +100,16 @@ class Followed(Calls):
         """Notes what it is given."""
         for place in coordinates_of(func, args, kwargs):
             self.coordinates |= self._of(at((args, kwargs), place))
-        self._note(call, (args, kwargs))
-        return self._mark(func(*args, **kwargs), {call})
+        result = func(*args, **kwargs)
+        self._note(call, (args, kwargs), result)
+        return self._mark(result, {call})
 
     def typed(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Notes what is converted."""
         result = func(*args, **kwargs)
         if is_wide(result):
             call = self.place(name, sys._getframe(2))
-            self._note(call, args[:1] if name in CONVERTS else ())
+            self._note(call, args[:1] if name in CONVERTS else (), result)
             self._mark(result, {call})
         return result
 
@@ -171,14 +174,10 @@ class Followed(Calls):
                 self._origins[id(x)] = x, frozenset(origins)
         return result
 
-    def _note(self, call: Call, given: Any) -> None:
+    def _note(self, call: Call, given: Any, result: Any) -> None:
         seen = self.seen.setdefault(call, _Seen())
-        operands = []
-        for place, x in enumerate(tree_leaves(given)):
-            if is_wide(x):
-                before = seen.types.get(place, x.dtype)
-                seen.types[place] = torch.promote_types(before, x.dtype)
-                operands.append(self._of(x))
+        seen.made = next((x.dtype for x in tree_leaves(result) if is_wide(x)), seen.made)
+        operands = [self._of(x) for x in tree_leaves(given) if is_wide(x)]
         seen.before |= {origin for operand in operands for origin in operand}
         learned = [bool(operand) and all(map(self._learned, operand)) for operand in operands]
         features = [any(map(self._features, operand)) for operand in operands]
@@ -201,42 +200,107 @@ class _Sampling(Plan):
     """Coordinates in float32, everything else in the types that the half model has by itself.
 
     Attributes:
-        given: the types of what the other calls are given, by its places.
-        inputs: places of inputs that stay as they are.
-        results: the types of the results.
+        made: the types in which forward sees what kept calls and samplers make.
+        inputs: places of inputs that coordinates are computed from.
+        parameters: names of parameters and buffers that are.
     """
 
-    given: Mapping[Call, Mapping[int, torch.dtype]] = field(default_factory=dict)
+    made: Mapping[Call, torch.dtype] = field(default_factory=dict)
     inputs: frozenset[int] = frozenset()
-    results: tuple[torch.dtype, ...] = ()
+    parameters: frozenset[str] = frozenset()
 
     @property
     def forward(self) -> Types:
-        return Types(self.dtype, self.inputs, self.results, self.mode)
+        return Types(self.dtype, self.inputs, self.mode)
 
-    def mode(self, model: nn.Module) -> TorchFunctionMode:
-        return _AsSampled(model, self)
+    def mode(self, model: nn.Module, inputs: Sequence[tuple[Tensor, Tensor]] = ()) -> TorchFunctionMode:
+        return _AsSampled(model, self, inputs)
 
 
-class _AsSampled(Computed):
-    plan: _Sampling
+class _AsSampled(Calls):
+    """Has forward see the half model's numbers; behind coordinates there are others in float32, of which kept calls,
+    samplers and comparisons compute."""
+
+    def __init__(self, model: nn.Module, plan: _Sampling, inputs: Sequence[tuple[Tensor, Tensor]]) -> None:
+        super().__init__(model)
+        self._plan = plan
+        self._single = {id(shown): (shown, single) for shown, single in inputs}  # kept alive, with their ids
+        held = [*model.named_parameters(), *model.named_buffers()]
+        self._parameters = {id(t) for name, t in held if name in plan.parameters}
 
     def call(self, call: Call, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given = args, kwargs
-        flat, spec = tree_flatten(given)
-        kept, types = call in self.plan.calls, self.plan.given.get(call, {})
-
-        def typed(place: int, x: Any) -> Any:
-            return x.to(torch.float32 if kept else types.get(place, self.plan.dtype)) if is_wide(x) else x
-
-        args, kwargs = tree_unflatten([typed(place, x) for place, x in enumerate(flat)], spec)
-        if kept or not takes_both(func):
-            return func(*args, **kwargs)
-        for place in coordinates_of(func, *given):
-            args, kwargs = put((args, kwargs), place, at(given, place))
-        if func is F.grid_sample and len({x.dtype for x in tree_leaves((args, kwargs)) if is_wide(x)}) > 1:
+        given = self._singles((args, kwargs))
+        if call in self._plan.calls:
+            args, kwargs = cast(given, torch.float32)
+            return self._shown(call, func(*args, **kwargs))
+        shown = self._half((args, kwargs))
+        if takes_both(func):
+            for place in coordinates_of(func, args, kwargs):
+                shown = put(shown, place, at(given, place))
+        args, kwargs = shown
+        if func is F.grid_sample and len({x.dtype for x in tree_leaves(shown) if is_wide(x)}) > 1:
             func = grid_sample
+        return self._shown(call, func(*args, **kwargs))
+
+    def typed(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = func(*args, **kwargs)
+        (given, _) = self._singles((args, kwargs))
+        if not is_wide(result):
+            return func(*given, **kwargs) if name in CONVERTS else result
+        call = self.place(name, sys._getframe(2))
+        if call not in self._plan.calls:
+            return result
+        if name in CONVERTS:
+            return self._shown(call, given[0].to(result.device, torch.float32))
+        return self._shown(call, func(*args, **{**kwargs, "dtype": torch.float32}))
+
+    def ask(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if name not in TYPES and self._has_single((args, kwargs)):
+            args, kwargs = cast(self._singles((args, kwargs)), torch.float32)
         return func(*args, **kwargs)
+
+    def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = args, kwargs
+        args, kwargs = self._half(given)
+        result = func(*args, **kwargs)
+        if not self._has_single(given):
+            return result
+        args, kwargs = cast(self._singles(given), torch.float32)
+        single = func(*args, **kwargs)
+        if not all(is_wide(x) for x in tree_leaves(single) if isinstance(x, Tensor)):  # the places of what was chosen
+            return self._shown(None, single)
+        for x, y in zip(tree_leaves(result), tree_leaves(single), strict=True):
+            if isinstance(x, Tensor):
+                self._single[id(x)] = x, y
+        return result
+
+    def in_place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        (_, *rest), named = self._singles((args, kwargs))
+        result = super().in_place(func, (args[0], *rest), named)
+        if args and id(args[0]) in self._single:
+            super().in_place(func, (self._single[id(args[0])][1], *rest), named)
+        return result
+
+    def _shown(self, call: Call | None, result: Any) -> Any:
+        dtype = self._plan.dtype if call is None else self._plan.made.get(call, torch.float32)
+
+        def shown(x: Any) -> Any:
+            if not isinstance(x, Tensor) or x.dtype != torch.float32 or dtype == torch.float32:
+                return x
+            half = x.to(dtype)
+            self._single[id(half)] = half, x
+            return half
+
+        return tree_map(shown, result)
+
+    def _half(self, values: Any) -> Any:
+        return tree_map(lambda x: x.to(self._plan.dtype) if id(x) in self._parameters else x, values)
+
+    def _singles(self, values: Any) -> Any:
+        return tree_map(lambda x: self._single[id(x)][1] if id(x) in self._single else x, values)
+
+    def _has_single(self, values: Any) -> bool:
+        return any(id(x) in self._single or id(x) in self._parameters for x in tree_leaves(values))
 
 
 def half_model(
@@ -248,27 +312,26 @@ def half_model(
     """
     half = in_type(model, dtype)
     followed = _followed(half, arguments, dtype)
-    kept = followed[0].kept() if followed else {}
+    kept = followed.kept() if followed else {}
     if followed is None or not kept:
         return half, None
-    one, results = followed
     calls = {call: why for call, why in kept.items() if isinstance(call, Call)}
+    parameters = followed.parameters(calls)
     kind = str(dtype).removeprefix("torch.")
     plan = _Sampling(
         dtype,
         calls,
-        f"coordinates stay float32, {len(calls)} calls that compute them (report.kept); keep=[] has them in {kind}",
-        {call: seen.types for call, seen in one.seen.items() if call not in calls},
+        "",
+        {call: seen.made for call, seen in followed.seen.items() if call in calls or call.function in COORDINATES},
         frozenset(place for place in kept if isinstance(place, int)),
-        results,
+        frozenset(parameters),
     )
-    return mixed(in_type(model, torch.float32), dtype, one.parameters(calls)), plan
+    note = f"coordinates stay float32, and {len(plan.kept())} calls with them (report.kept); keep=[] has all in {kind}"
+    return mixed(in_type(model, torch.float32), dtype, parameters), replace(plan, note=note)
 
 
-def _followed(
-    half: nn.Module, arguments: tuple[Any, dict[str, Any]], dtype: torch.dtype
-) -> tuple[Followed, tuple[torch.dtype, ...]] | None:
-    """A forward of a half model, without numbers if it takes that; with the types of its results."""
+def _followed(half: nn.Module, arguments: tuple[Any, dict[str, Any]], dtype: torch.dtype) -> Followed | None:
+    """A forward of a half model, without numbers if it takes that."""
     if any(isinstance(m, torch.jit.ScriptModule) for m in half.modules()) or any(
         map(nn.parameter.is_lazy, half.parameters())
     ):
@@ -283,9 +346,7 @@ def _followed(
     return None
 
 
-def _forward(
-    half: nn.Module, arguments: tuple[Any, dict[str, Any]], dtype: torch.dtype
-) -> tuple[Followed, tuple[torch.dtype, ...]]:
+def _forward(half: nn.Module, arguments: tuple[Any, dict[str, Any]], dtype: torch.dtype) -> Followed:
     bound, inputs = bind(half, *arguments), list[Tensor]()
 
     def take(t: Tensor) -> Tensor:
@@ -293,8 +354,7 @@ def _forward(
         inputs.append(torch.clone(t).to(dtype) if t.is_floating_point() else torch.clone(t))
         return inputs[-1]
 
-    given = inspect.BoundArguments(bound.signature, rebuild(dict(bound.arguments), take))
-    mode = Followed(half, inputs)
-    with mode:
-        result = half(*given.args, **given.kwargs)
-    return mode, tuple(leaf.dtype for _, leaf in leaves(result) if isinstance(leaf, Tensor))
+    given = inspect.BoundArguments(bound.signature, rebuild(dict(bound.arguments), take))  # type: ignore[arg-type]
+    with Followed(half, inputs) as mode:
+        half(*given.args, **given.kwargs)
+    return mode

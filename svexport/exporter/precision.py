@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -23,7 +24,6 @@ from svexport.exporter.typed import (
     MAKES,
     Call,
     Calls,
-    Computed,
     Given,
     Plan,
     at,
@@ -60,24 +60,44 @@ _MATRICES = {
 class _Mixed(Plan):
     """Everything in its type but what is kept, whatever forward itself asks for."""
 
-    def mode(self, model: nn.Module) -> TorchFunctionMode:
+    def mode(self, model: nn.Module, inputs: Sequence[tuple[Tensor, Tensor]] = ()) -> TorchFunctionMode:
         return _InTypes(model, self)
 
 
-class _InTypes(Computed):
+class _InTypes(Calls):
     """Has calls of a plan computed in float32, the others in its type, whatever comes in."""
 
+    def __init__(self, model: nn.Module, plan: Plan) -> None:
+        super().__init__(model)
+        self._plan = plan
+
+    def __enter__(self) -> _InTypes:
+        self._hook = register_module_forward_pre_hook(_as_weights)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._hook.remove()
+        super().__exit__(*error)
+
     def call(self, call: Call, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if call in self.plan.calls:
+        if call in self._plan.calls:
             args, kwargs = cast((args, kwargs), torch.float32)
             return func(*args, **kwargs)
-        half = cast((args, kwargs), self.plan.dtype)
+        half = cast((args, kwargs), self._plan.dtype)
         if takes_both(func):
             given = args, kwargs
             for place in coordinates_of(func, *given):
                 half = put(half, place, at(given, place).float())
         args, kwargs = half
         return (grid_sample if func is F.grid_sample else func)(*args, **kwargs)
+
+
+def _as_weights(module: nn.Module, args: Any) -> Any:
+    """What recurrent layers are given, in the type of their weights: they look, before they call a function."""
+    if not isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
+        return None
+    return cast(args, next(module.parameters()).dtype)
 
 
 class _Measured(Followed):

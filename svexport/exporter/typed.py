@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from types import FrameType
 from typing import Any
@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -22,7 +21,6 @@ from svexport.tracing.source import is_library, is_standard, shown_line
 __all__ = [
     "Call",
     "Calls",
-    "Computed",
     "Given",
     "KeptCall",
     "Plan",
@@ -73,6 +71,9 @@ _ASKS = {
     *(f"__{name}__" for name in ("eq", "ne", "lt", "le", "gt", "ge", "dlpack")),
 }
 """Functions that compute no floating-point numbers, or draw them."""
+
+TYPES = {"is_floating_point", "element_size", "result_type", "can_cast", "promote_types", "is_tensor", "rand_like"}
+"""Of those, the ones that ask for a type."""
 
 CONVERTS = {"to", "type", "type_as", "float", "half", "double", "bfloat16"}
 MAKES = {
@@ -149,8 +150,8 @@ class Plan:
         """The types of a forward that computes so."""
         return Types(mode=self.mode)
 
-    def mode(self, model: nn.Module) -> TorchFunctionMode:
-        """Has forward compute so; a mode is for one forward."""
+    def mode(self, model: nn.Module, inputs: Sequence[tuple[Tensor, Tensor]] = ()) -> TorchFunctionMode:
+        """Has forward compute so; a mode is for one forward. ``inputs``: as of :class:`Types`."""
         raise NotImplementedError
 
 
@@ -168,8 +169,10 @@ class Calls(TorchFunctionMode):
         name = name_of(func)
         if name in CONVERTS or name in MAKES:
             return self.typed(name, func, args, kwargs)
-        if name in _ASKS or not any(map(is_wide, tree_leaves((args, kwargs)))):
+        if not any(map(is_wide, tree_leaves((args, kwargs)))):
             return func(*args, **kwargs)
+        if name in _ASKS:
+            return self.ask(name, func, args, kwargs)
         if name in _FOLLOWS:
             return self.follow(func, args, kwargs)
         if name in _IN_PLACE or kwargs.get("inplace") or (name.endswith("_") and not name.endswith("__")):
@@ -182,6 +185,10 @@ class Calls(TorchFunctionMode):
 
     def typed(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Of functions that are told which type they make: :data:`CONVERTS` and :data:`MAKES`."""
+        return func(*args, **kwargs)
+
+    def ask(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Of functions that compute no floating-point numbers."""
         return func(*args, **kwargs)
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -202,6 +209,8 @@ class Calls(TorchFunctionMode):
             path = frame.f_code.co_filename
             if module is None:
                 module = self._names.get(id(frame.f_locals.get("self")))
+            if path.startswith("<eval_with_key>"):  # a graph: a copy's has another number
+                return Call(module or "", name, "", frame.f_lineno, "")
             if not is_library(path) and not is_standard(path):
                 break
             if module == "":  # the model itself is torch's: there is no line
@@ -215,40 +224,6 @@ class Calls(TorchFunctionMode):
             module = self._names.get(id(frame.f_locals.get("self")))
             frame = frame.f_back
         return Call(module or "", name, scope.f_code.co_filename, line[0], line[1])
-
-
-class Computed(Calls):
-    """Has calls computed as a plan says; what recurrent layers are given, which they look at first, in their type."""
-
-    def __init__(self, model: nn.Module, plan: Plan) -> None:
-        super().__init__(model)
-        self.plan = plan
-
-    def typed(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """In float32 what a kept call is given, whatever forward asks for."""
-        result = func(*args, **kwargs)
-        if not is_wide(result) or result.dtype == torch.float32:
-            return result
-        if self.place(name, sys._getframe(2)) not in self.plan.calls:
-            return result
-        if name in CONVERTS:
-            return args[0].to(result.device, torch.float32)
-        return func(*args, **{**kwargs, "dtype": torch.float32})
-
-    def __enter__(self) -> Computed:
-        self._hook = register_module_forward_pre_hook(_as_weights)
-        super().__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._hook.remove()
-        super().__exit__(*error)
-
-
-def _as_weights(module: nn.Module, args: Any) -> Any:
-    if not isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
-        return None
-    return cast(args, next(module.parameters()).dtype)
 
 
 def mixed(model: nn.Module, dtype: torch.dtype, wide: Collection[str]) -> nn.Module:

@@ -272,16 +272,14 @@ class Types(NamedTuple):
 
     Attributes:
         dtype: if given, floating-point inputs are cast to it on entry.
-        single: of the inputs, by their places among the tensors of the arguments, those that are not; float64 ones of
-            them are cast to float32.
-        results: of the results; those that come in float32 are cast to half types there.
+        single: of the inputs, by their places among the tensors of the arguments, those that the mode is given in
+            float32, too, beside what forward sees of them.
         mode: if given, makes a mode that forward of the model runs in, a fresh one for each; not in float64.
     """
 
     dtype: torch.dtype | None = None
     single: Collection[int] = ()
-    results: Sequence[torch.dtype] = ()
-    mode: Callable[[nn.Module], AbstractContextManager[Any]] | None = None
+    mode: Callable[[nn.Module, Sequence[tuple[Tensor, Tensor]]], AbstractContextManager[Any]] | None = None
 
 
 OWN_TYPES = Types()
@@ -418,8 +416,7 @@ class FlatModel(nn.Module):
                     )
                 positional = not path or path[0].isdigit()
                 names.append("_".join(("output", *path) if positional else path) or "output")
-                kind = self._types.results[len(outputs)] if self._types.results else leaf.dtype
-                outputs.append(leaf.to(kind) if leaf.dtype == torch.float32 else leaf)
+                outputs.append(leaf)
             elif not isinstance(leaf, (bool, int, float, str, *_NUMBERS)):
                 raise ExportError(
                     f"{type(getattr(self, MODEL_ATTRIBUTE)).__name__} returned a {type(leaf).__name__}"
@@ -453,22 +450,24 @@ class FlatModel(nn.Module):
 
     def _call(self, tensors: Iterable[Tensor]) -> Any:
         rest, constants, types = iter(tensors), enumerate(self._constants), self._types
+        beside: list[tuple[Tensor, Tensor]] = []
 
         def take(_: Tensor) -> Tensor:
             place, constant = next(constants)
             tensor = next(rest) if constant is None else constant.clone()
             if types.dtype is None or not tensor.is_floating_point():
                 return tensor
-            if place not in types.single:
-                tensor = tensor.to(types.dtype)
-            elif tensor.dtype == torch.float64:
-                tensor = tensor.float()
-            return tensor.double() if self._precise else tensor
+            if place in types.single and self._precise:
+                return tensor.double()
+            shown = tensor.to(types.dtype)
+            if place in types.single:
+                beside.append((shown, tensor.float()))
+            return shown.double() if self._precise else shown
 
         arguments = rebuild(dict(self._bound.arguments), take)
         call = inspect.BoundArguments(self._bound.signature, arguments)  # type: ignore[arg-type]
         model = getattr(self, MODEL_ATTRIBUTE)
-        with nullcontext() if types.mode is None or self._precise else types.mode(model):
+        with nullcontext() if types.mode is None or self._precise else types.mode(model, beside):
             return model(*call.args, **call.kwargs)
 
 
