@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from svexport.errors import UnsupportedError
 from svexport.exporter.typed import (
     CONVERTS,
     COORDINATES,
@@ -97,7 +98,13 @@ class Followed(Calls):
         self.coordinates: set[Origin] = set()
 
     def call(self, call: Call, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Notes what it is given."""
+        """Notes what it is given.
+
+        Raises:
+            UnsupportedError: of tensors that a call is told to write to, whose numbers are followed no further.
+        """
+        if "out" in kwargs:
+            raise UnsupportedError(f"{call.function}(out=) is not followed; {call.source}")
         for place in coordinates_of(func, args, kwargs):
             self.coordinates |= self._of(at((args, kwargs), place))
         result = func(*args, **kwargs)
@@ -326,7 +333,9 @@ def half_model(
         frozenset(place for place in kept if isinstance(place, int)),
         frozenset(parameters),
     )
-    note = f"coordinates stay float32, and {len(plan.kept())} calls with them (report.kept); keep=[] has all in {kind}"
+    count = len(plan.kept())
+    computed = f", {count} call{'s' * (count > 1)} of them (report.kept; keep=[] has these in {kind})" if count else ""
+    note = f"coordinates stay float32{computed}"
     return mixed(in_type(model, torch.float32), dtype, parameters), replace(plan, note=note)
 
 
