@@ -20,15 +20,17 @@ from torch import nn
 from torch.backends import opt_einsum
 
 from svexport.errors import BackendNotAvailableError, ExportError
+from svexport.exporter.coordinates import half_model
 from svexport.exporter.dynamic import allowed_batches, check_axes_names, traceable
 from svexport.exporter.dynamic import dynamic_axes as axes_of
 from svexport.exporter.finish import Signature, Wanted, description, finish
 from svexport.exporter.fp8 import refuse_fp8
 from svexport.exporter.opsets import FIRST_WITH_BOTH, OPSETS
-from svexport.exporter.precision import Plan, plan_for
+from svexport.exporter.precision import plan_for
 from svexport.exporter.report import ExportReport, Faults
 from svexport.exporter.rounding import Tolerances
 from svexport.exporter.trace import second_tracer, traced
+from svexport.exporter.typed import Plan
 from svexport.exporter.verify import Verification
 from svexport.exporter.verify import verify as verify_file
 from svexport.exporter.way import Guards
@@ -40,7 +42,17 @@ from svexport.progress import phase
 from svexport.tensorrt.check import check
 from svexport.tensorrt.check.report import CheckReport
 from svexport.tensorrt.support.target import Target
-from svexport.tracing.arguments import FlatModel, bind, eval_mode, given_arguments, in_type, leaves, unique, unwrapped
+from svexport.tracing.arguments import (
+    FlatModel,
+    Types,
+    bind,
+    eval_mode,
+    given_arguments,
+    in_type,
+    leaves,
+    unique,
+    unwrapped,
+)
 from svexport.tracing.quantizers import frozen
 from svexport.tracing.sizes import Size
 from svexport.tracing.source import is_library, is_own, shown_path
@@ -49,6 +61,8 @@ from svexport.tracing.state import State, unchanged
 __all__ = ["export"]
 
 FIRST_BFLOAT16_OPSET = 13
+
+HALF = (torch.float16, torch.bfloat16)
 
 WEIGHTS = ("inputs", "attributes")
 
@@ -162,7 +176,7 @@ def export(
     exported, plan = _in_precision(model, arguments, dtype, keep)
     with _lock, eval_mode(exported), frozen(exported), unchanged(exported) as state, torch.no_grad():
         bound = bind(exported, *arguments)
-        flat = FlatModel(exported, bound, dtype if plan is None else None, freeze, None if plan is None else plan.mode)
+        flat = FlatModel(exported, bound, freeze, plan.forward if plan else Types(dtype))
         _check_tensors(flat, bound, dtype, opset)
         held_to = Tolerances.of(rtol, atol, {dtype} if dtype else flat.dtypes)
         names = _names("input_names", input_names, flat.input_names)
@@ -215,10 +229,12 @@ def export(
 def _in_precision(
     model: nn.Module, arguments: Any, dtype: torch.dtype | None, keep: Collection[str] | str | None
 ) -> tuple[nn.Module, Plan | None]:
-    """The model that is exported, and with ``keep`` what of it stays float32."""
-    if keep is not None and dtype is not None:
+    """The model that is exported, and what of a half one stays float32."""
+    if dtype is None:
+        return model, None
+    if keep is not None:
         return plan_for(model, arguments, dtype, keep)
-    return model if dtype is None else in_type(model, dtype), None
+    return half_model(model, arguments, dtype) if dtype in HALF else (in_type(model, dtype), None)
 
 
 class _Trace(NamedTuple):
@@ -325,7 +341,7 @@ def _check_options(
 def _check_keep(keep: Collection[str] | str | None, dtype: torch.dtype | None) -> None:
     if keep is None:
         return
-    if dtype not in (torch.float16, torch.bfloat16):
+    if dtype not in HALF:
         raise ExportError(
             f"keep says what stays float32 in a half model, got dtype={dtype}; give dtype=torch.float16 "
             "(--dtype float16)"

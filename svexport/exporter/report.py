@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from svexport import html
-from svexport.exporter.precision import KeptCall
+from svexport.exporter.typed import KeptCall
 from svexport.parity import Parity
 from svexport.tensorrt.check.report import CheckReport
 from svexport.text import plain

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ __all__ = [
     "MODEL_ATTRIBUTE",
     "FlatModel",
     "TracingStopped",
+    "Types",
     "bind",
     "copied",
     "example_arguments",
@@ -266,6 +267,24 @@ class TracingStopped(RuntimeError):
     """An operator raised while it was traced, which ends the trace, and the forward went on."""
 
 
+class Types(NamedTuple):
+    """The types that a model computes in, where they are not those of its arguments.
+
+    Attributes:
+        dtype: if given, floating-point inputs are cast to it on entry.
+        single: of the inputs, by their places among the tensors of the arguments, those that the mode is given in
+            float32, too, beside what forward sees of them.
+        mode: if given, makes a mode that forward of the model runs in, a fresh one for each; not in float64.
+    """
+
+    dtype: torch.dtype | None = None
+    single: Collection[int] = ()
+    mode: Callable[[nn.Module, Sequence[tuple[Tensor, Tensor]]], AbstractContextManager[Any]] | None = None
+
+
+OWN_TYPES = Types()
+
+
 class FlatModel(nn.Module):
     """The user's model as ``forward(*tensors) -> tuple of tensors``: what both exporters trace.
 
@@ -274,9 +293,8 @@ class FlatModel(nn.Module):
     Args:
         model: the user's model, not changed.
         bound: its arguments, from :func:`bind`.
-        dtype: if given, floating-point inputs are cast to it on entry.
         freeze: parameters of forward, or names of inputs, whose tensors are constants instead.
-        mode: if given, makes a mode that forward of the model runs in, a fresh one for each; not in :meth:`double`.
+        types: that it computes in.
 
     Attributes:
         tensors: the tensors among the arguments, in order.
@@ -294,16 +312,14 @@ class FlatModel(nn.Module):
         self,
         model: nn.Module,
         bound: inspect.BoundArguments,
-        dtype: torch.dtype | None = None,
         freeze: Collection[str] = (),
-        mode: Callable[[nn.Module], AbstractContextManager[Any]] | None = None,
+        types: Types = OWN_TYPES,
     ) -> None:
         super().__init__()
         self.add_module(MODEL_ATTRIBUTE, model)
-        self._mode = mode
+        self._types = types
         self.training = model.training
         self._bound = bound
-        self._dtype = dtype
         self._precise = False
         self._modes: Sequence[TorchFunctionMode] = ()
         parameters = bound.signature.parameters
@@ -367,7 +383,7 @@ class FlatModel(nn.Module):
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Puts the tensors in the place of the arguments' own, and returns the tensors of the result."""
         if torch.compiler.is_dynamo_compiling():  # which takes no modes in
-            if self._mode is not None:
+            if self._types.mode is not None:
                 raise TracingStopped("mixed precision is none of dynamo's")
             return self._forward(tensors)
         with ExitStack() as stack:
@@ -389,7 +405,7 @@ class FlatModel(nn.Module):
                     if isinstance(leaf, (int, float))
                 }
             results = [(path, leaf) for path, leaf in results if path not in numbers]
-        names, outputs = [], []
+        names, outputs = list[str](), list[Tensor]()
         for path, leaf in results:
             if isinstance(leaf, Tensor):
                 if leaf.dtype.is_complex and (tracing or self._modes):
@@ -429,23 +445,29 @@ class FlatModel(nn.Module):
 
     def double(self) -> FlatModel:
         """In float64, from what the inputs are in ``dtype``."""
-        self._precise, self._mode = self._dtype is not None, None
+        self._precise = True
         return super().double()
 
     def _call(self, tensors: Iterable[Tensor]) -> Any:
-        rest, constants = iter(tensors), iter(self._constants)
+        rest, constants, types = iter(tensors), enumerate(self._constants), self._types
+        beside: list[tuple[Tensor, Tensor]] = []
 
         def take(_: Tensor) -> Tensor:
-            constant = next(constants)
+            place, constant = next(constants)
             tensor = next(rest) if constant is None else constant.clone()
-            if self._dtype is None or not tensor.is_floating_point():
+            if types.dtype is None or not tensor.is_floating_point():
                 return tensor
-            return tensor.to(self._dtype).double() if self._precise else tensor.to(self._dtype)
+            if place in types.single and self._precise:
+                return tensor.double()
+            shown = tensor.to(types.dtype)
+            if place in types.single:
+                beside.append((shown, tensor.float()))
+            return shown.double() if self._precise else shown
 
         arguments = rebuild(dict(self._bound.arguments), take)
         call = inspect.BoundArguments(self._bound.signature, arguments)  # type: ignore[arg-type]
         model = getattr(self, MODEL_ATTRIBUTE)
-        with nullcontext() if self._mode is None else self._mode(model):
+        with nullcontext() if types.mode is None or self._precise else types.mode(model, beside):
             return model(*call.args, **call.kwargs)
 
 

@@ -33,7 +33,7 @@ _FRAME = re.compile(
 _PACKAGE = Path(__file__).parent.parent
 _LIBRARIES = (str(Path(torch.__file__).parent) + os.sep, str(_PACKAGE) + os.sep)
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
-_MIXED = str(_PACKAGE / "exporter" / "precision.py")
+_MODES = {str(_PACKAGE / "exporter" / f"{name}.py") for name in ("coordinates", "precision", "typed")}
 _EXAMPLES = str(_PACKAGE / "examples") + os.sep  # where an installed svexport has them; user code all the same
 
 
@@ -53,8 +53,8 @@ def is_own(path: str) -> bool:
 
 
 def caller(frame: FrameType) -> FrameType:
-    """A frame that calls a function of torch: not that of the mode which computes it in another type."""
-    while frame.f_code.co_filename == _MIXED and frame.f_back is not None:
+    """A frame that calls a function of torch: not those of the mode which computes it in another type."""
+    while frame.f_code.co_filename in _MODES and frame.f_back is not None:
         frame = frame.f_back
     return frame
 

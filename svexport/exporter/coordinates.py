@@ -1,0 +1,369 @@
+"""Half models that sample where their float32 form does: what coordinates are computed from stays float32."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from svexport.errors import UnsupportedError
+from svexport.exporter.typed import (
+    CONVERTS,
+    COORDINATES,
+    TYPES,
+    Call,
+    Calls,
+    Plan,
+    at,
+    cast,
+    coordinates_of,
+    is_wide,
+    mixed,
+    put,
+    takes_both,
+)
+from svexport.ops.grid_sample import grid_sample
+from svexport.progress import phase
+from svexport.tracing.arguments import Types, bind, eval_mode, in_type, rebuild
+from svexport.tracing.state import unchanged
+
+__all__ = ["Followed", "Origin", "half_model"]
+
+Origin = Call | int | str
+"""What numbers come from: a call, an input by its place, a parameter or buffer by its name."""
+
+_PRODUCTS = {
+    *("matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "tensordot", "einsum"),
+    *("bilinear", "scaled_dot_product_attention"),
+}
+_LAYERS = {
+    *_PRODUCTS,
+    *("linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "conv_tbc"),
+    *("embedding", "embedding_bag", "batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm", "prelu"),
+    *("multi_head_attention_forward", "lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell"),
+    *("rnn_relu_cell", "deform_conv2d", "add_bias_residual_layer_norm", "transformer_decoder"),
+}
+"""Functions that make features, of parameters."""
+
+_JOINS = {"cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack", "column_stack"} | CONVERTS
+"""Functions that round nothing."""
+
+
+@dataclass
+class _Seen:
+    """What was learned of a call.
+
+    Attributes:
+        before: what it is given, but constants.
+        learned: whether that is parameters and what is computed of them alone.
+        features: whether it is a layer, or is given what a layer made.
+        border: whether coordinates are not followed beyond it: a layer, of more than parameters, or a product of
+            features.
+        made: the type of what it makes.
+    """
+
+    before: set[Origin] = field(default_factory=set)
+    learned: bool = True
+    features: bool = False
+    border: bool = False
+    made: torch.dtype = torch.float32
+
+
+class Followed(Calls):
+    """Follows where the numbers of a forward come from.
+
+    Attributes:
+        seen: its calls, in the order of execution.
+        coordinates: what samplers are given as such.
+    """
+
+    def __init__(self, model: nn.Module, inputs: Collection[Tensor] = ()) -> None:
+        super().__init__(model)
+        held = [*model.named_parameters(), *model.named_buffers()]
+        self._parameters = {name for name, _ in model.named_parameters()}
+        # Tensors with what they come from; they are kept alive, for others would get their ids.
+        self._origins: dict[int, tuple[Tensor, frozenset[Origin]]] = {id(t): (t, frozenset({n})) for n, t in held}
+        self._origins |= {id(t): (t, frozenset({place})) for place, t in enumerate(inputs)}
+        self.seen: dict[Call, _Seen] = {}
+        self.coordinates: set[Origin] = set()
+
+    def call(self, call: Call, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Notes what it is given.
+
+        Raises:
+            UnsupportedError: of tensors that a call is told to write to, whose numbers are followed no further.
+        """
+        if "out" in kwargs:
+            raise UnsupportedError(f"{call.function}(out=) is not followed; {call.source}")
+        for place in coordinates_of(func, args, kwargs):
+            self.coordinates |= self._of(at((args, kwargs), place))
+        result = func(*args, **kwargs)
+        self._note(call, (args, kwargs), result)
+        return self._mark(result, {call})
+
+    def typed(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Notes what is converted."""
+        result = func(*args, **kwargs)
+        if is_wide(result):
+            call = self.place(name, sys._getframe(2))
+            self._note(call, args[:1] if name in CONVERTS else (), result)
+            self._mark(result, {call})
+        return result
+
+    def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result comes from where its numbers do."""
+        return self._mark(func(*args, **kwargs), self._of((args, kwargs)))
+
+    def in_place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What is changed comes from where all of it does."""
+        origins = self._of((args, kwargs))
+        result = super().in_place(func, args, kwargs)
+        self._mark(args[:1], origins)
+        return self._mark(result, origins)
+
+    def upstream(self, places: Collection[Origin]) -> dict[Origin, None]:
+        """What numbers are computed from, themselves first, up to layers and products of features."""
+        waiting, found = sorted(places, key=str), dict[Origin, None]()
+        while waiting:
+            origin = waiting.pop()
+            if origin in found or (isinstance(origin, Call) and self.seen[origin].border):
+                continue
+            found[origin] = None
+            if isinstance(origin, Call):
+                waiting += sorted(self.seen[origin].before, key=str)
+        return found
+
+    def parameters(self, calls: Collection[Call]) -> set[str]:
+        """Names of the parameters and buffers that calls are given."""
+        return {origin for call in calls for origin in self.seen[call].before if isinstance(origin, str)}
+
+    def kept(self) -> dict[Origin, str]:
+        """What stays float32: what coordinates are computed from, and what is computed of that alone."""
+        kept = dict.fromkeys(self.upstream(self.coordinates), "coordinates")
+        constant = self._constants()
+        numbers = {call: seen.before - constant - {call} for call, seen in self.seen.items() if not seen.border}
+        alone = {call for call, before in numbers.items() if any(not isinstance(origin, str) for origin in before)}
+        while other := {call for call in alone - kept.keys() if not numbers[call] <= kept.keys() | alone}:
+            alone -= other
+        for call in [call for call in self.seen if call in alone - kept.keys()]:
+            also = [call, *self.upstream(self.seen[call].before & constant)]
+            kept = {**dict.fromkeys(also, "of coordinates alone"), **kept}
+        for call, seen in self.seen.items():  # but what only moves numbers of half types
+            before = seen.before - {call}
+            if call in kept and call.function in _JOINS and before and kept.keys().isdisjoint(before):
+                del kept[call]
+        return kept
+
+    def _constants(self) -> set[Origin]:
+        found = set[Origin]()
+        for call, seen in self.seen.items():
+            if seen.before - {call} <= found:
+                found.add(call)
+        return found
+
+    def _of(self, values: Any) -> set[Origin]:
+        found = (self._origins.get(id(x)) for x in tree_leaves(values) if isinstance(x, Tensor))
+        return {origin for one in found if one is not None for origin in one[1]}
+
+    def _mark(self, result: Any, origins: Collection[Origin]) -> Any:
+        for x in tree_leaves(result):
+            if isinstance(x, Tensor):
+                self._origins[id(x)] = x, frozenset(origins)
+        return result
+
+    def _note(self, call: Call, given: Any, result: Any) -> None:
+        seen = self.seen.setdefault(call, _Seen())
+        seen.made = next((x.dtype for x in tree_leaves(result) if is_wide(x)), seen.made)
+        operands = [self._of(x) for x in tree_leaves(given) if is_wide(x)]
+        seen.before |= {origin for operand in operands for origin in operand}
+        learned = [bool(operand) and all(map(self._learned, operand)) for operand in operands]
+        features = [any(map(self._features, operand)) for operand in operands]
+        seen.learned &= all(learned)
+        seen.border |= call.function in _LAYERS and any(learned) and not all(learned)
+        seen.border |= call.function in _PRODUCTS and len(operands) > 1 and all(features)
+        seen.features |= seen.border or any(features)
+
+    def _learned(self, origin: Origin) -> bool:
+        if isinstance(origin, Call):
+            return self.seen[origin].learned and bool(self.seen[origin].before)
+        return origin in self._parameters
+
+    def _features(self, origin: Origin) -> bool:
+        return isinstance(origin, Call) and self.seen[origin].features
+
+
+@dataclass(frozen=True)
+class _Sampling(Plan):
+    """Coordinates in float32, everything else in the types that the half model has by itself.
+
+    Attributes:
+        made: the types in which forward sees what kept calls and samplers make.
+        inputs: places of inputs that coordinates are computed from.
+        parameters: names of parameters and buffers that are.
+    """
+
+    made: Mapping[Call, torch.dtype] = field(default_factory=dict)
+    inputs: frozenset[int] = frozenset()
+    parameters: frozenset[str] = frozenset()
+
+    @property
+    def forward(self) -> Types:
+        return Types(self.dtype, self.inputs, self.mode)
+
+    def mode(self, model: nn.Module, inputs: Sequence[tuple[Tensor, Tensor]] = ()) -> TorchFunctionMode:
+        return _AsSampled(model, self, inputs)
+
+
+class _AsSampled(Calls):
+    """Has forward see the half model's numbers; behind coordinates there are others in float32, of which kept calls,
+    samplers and comparisons compute."""
+
+    def __init__(self, model: nn.Module, plan: _Sampling, inputs: Sequence[tuple[Tensor, Tensor]]) -> None:
+        super().__init__(model)
+        self._plan = plan
+        self._single = {id(shown): (shown, single) for shown, single in inputs}  # kept alive, with their ids
+        held = [*model.named_parameters(), *model.named_buffers()]
+        self._parameters = {id(t) for name, t in held if name in plan.parameters}
+
+    def call(self, call: Call, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = self._singles((args, kwargs))
+        if call in self._plan.calls:
+            args, kwargs = cast(given, torch.float32)
+            return self._shown(call, func(*args, **kwargs))
+        shown = self._half((args, kwargs))
+        if takes_both(func):
+            for place in coordinates_of(func, args, kwargs):
+                shown = put(shown, place, at(given, place))
+        args, kwargs = shown
+        if func is F.grid_sample and len({x.dtype for x in tree_leaves(shown) if is_wide(x)}) > 1:
+            func = grid_sample
+        return self._shown(call, func(*args, **kwargs))
+
+    def typed(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = func(*args, **kwargs)
+        (given, _) = self._singles((args, kwargs))
+        if not is_wide(result):
+            return func(*given, **kwargs) if name in CONVERTS else result
+        call = self.place(name, sys._getframe(2))
+        if call not in self._plan.calls:
+            return result
+        if name in CONVERTS:
+            return self._shown(call, given[0].to(result.device, torch.float32))
+        return self._shown(call, func(*args, **{**kwargs, "dtype": torch.float32}))
+
+    def ask(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if name not in TYPES and self._has_single((args, kwargs)):
+            args, kwargs = cast(self._singles((args, kwargs)), torch.float32)
+        return func(*args, **kwargs)
+
+    def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = args, kwargs
+        args, kwargs = self._half(given)
+        result = func(*args, **kwargs)
+        if not self._has_single(given):
+            return result
+        args, kwargs = cast(self._singles(given), torch.float32)
+        single = func(*args, **kwargs)
+        if not all(is_wide(x) for x in tree_leaves(single) if isinstance(x, Tensor)):  # the places of what was chosen
+            return self._shown(None, single)
+        for x, y in zip(tree_leaves(result), tree_leaves(single), strict=True):
+            if isinstance(x, Tensor):
+                self._single[id(x)] = x, y
+        return result
+
+    def in_place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        (_, *rest), named = self._singles((args, kwargs))
+        result = super().in_place(func, (args[0], *rest), named)
+        if args and id(args[0]) in self._single:
+            super().in_place(func, (self._single[id(args[0])][1], *rest), named)
+        return result
+
+    def _shown(self, call: Call | None, result: Any) -> Any:
+        dtype = self._plan.dtype if call is None else self._plan.made.get(call, torch.float32)
+
+        def shown(x: Any) -> Any:
+            if not isinstance(x, Tensor) or x.dtype != torch.float32 or dtype == torch.float32:
+                return x
+            half = x.to(dtype)
+            self._single[id(half)] = half, x
+            return half
+
+        return tree_map(shown, result)
+
+    def _half(self, values: Any) -> Any:
+        return tree_map(lambda x: x.to(self._plan.dtype) if id(x) in self._parameters else x, values)
+
+    def _singles(self, values: Any) -> Any:
+        return tree_map(lambda x: self._single[id(x)][1] if id(x) in self._single else x, values)
+
+    def _has_single(self, values: Any) -> bool:
+        return any(id(x) in self._single or id(x) in self._parameters for x in tree_leaves(values))
+
+
+def half_model(
+    model: nn.Module, arguments: tuple[Any, dict[str, Any]], dtype: torch.dtype
+) -> tuple[nn.Module, Plan | None]:
+    """A copy in a half type that samples at float32 coordinates, and which calls that takes; None where none are.
+
+    Where nothing is sampled, or forward cannot be followed (scripted modules), everything is in the type.
+    """
+    half = in_type(model, dtype)
+    followed = _followed(half, arguments, dtype)
+    kept = followed.kept() if followed else {}
+    if followed is None or not kept:
+        return half, None
+    calls = {call: why for call, why in kept.items() if isinstance(call, Call)}
+    parameters = followed.parameters(calls)
+    kind = str(dtype).removeprefix("torch.")
+    plan = _Sampling(
+        dtype,
+        calls,
+        "",
+        {call: seen.made for call, seen in followed.seen.items() if call in calls or call.function in COORDINATES},
+        frozenset(place for place in kept if isinstance(place, int)),
+        frozenset(parameters),
+    )
+    count = len(plan.kept())
+    computed = f", {count} call{'s' * (count > 1)} of them (report.kept; keep=[] has these in {kind})" if count else ""
+    note = f"coordinates stay float32{computed}"
+    return mixed(in_type(model, torch.float32), dtype, parameters), replace(plan, note=note)
+
+
+def _followed(half: nn.Module, arguments: tuple[Any, dict[str, Any]], dtype: torch.dtype) -> Followed | None:
+    """A forward of a half model, without numbers if it takes that."""
+    if any(isinstance(m, torch.jit.ScriptModule) for m in half.modules()) or any(
+        map(nn.parameter.is_lazy, half.parameters())
+    ):
+        return None
+    phase("following coordinates")
+    for numbers in (FakeTensorMode(allow_non_fake_inputs=True), nullcontext()):
+        try:
+            with eval_mode(half), unchanged(half), torch.no_grad(), numbers:
+                return _forward(half, arguments, dtype)
+        except Exception:  # noqa: BLE001 - it looks at numbers, or fails in the tracers, too, which say why
+            continue
+    return None
+
+
+def _forward(half: nn.Module, arguments: tuple[Any, dict[str, Any]], dtype: torch.dtype) -> Followed:
+    bound, inputs = bind(half, *arguments), list[Tensor]()
+
+    def take(t: Tensor) -> Tensor:
+        # A result of a function, which is one without numbers where those are not asked for.
+        inputs.append(torch.clone(t).to(dtype) if t.is_floating_point() else torch.clone(t))
+        return inputs[-1]
+
+    given = inspect.BoundArguments(bound.signature, rebuild(dict(bound.arguments), take))  # type: ignore[arg-type]
+    with Followed(half, inputs) as mode:
+        half(*given.args, **given.kwargs)
+    return mode

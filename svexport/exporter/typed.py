@@ -1,0 +1,293 @@
+"""Calls of a model as a mode sees them, and the types that they compute in: what a half model is made of."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, dataclass, field
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from svexport.ops._op import DOMAIN
+from svexport.tracing.arguments import Types, copied
+from svexport.tracing.source import is_library, is_standard, shown_line
+
+__all__ = [
+    "Call",
+    "Calls",
+    "Given",
+    "KeptCall",
+    "Plan",
+    "at",
+    "cast",
+    "coordinates_of",
+    "is_wide",
+    "mixed",
+    "put",
+    "storages",
+    "takes_both",
+]
+
+_WIDE = {torch.float32, torch.float16, torch.bfloat16}
+
+COORDINATES: dict[str, dict[str, int]] = {
+    "affine_grid": {"theta": 0},
+    "bilinear_sample": {"grid": 1},
+    "camera_sample": {"reference_points": 1, "lidar2img": 2},
+    "deform_conv2d": {"offset": 1},
+    "grid_sample": {"grid": 1},
+    "grid_sampler": {"grid": 1},
+    "ms_deform_attn": {"sampling_locations": 3},
+    "transformer_decoder": {"reference_points": 2, "lidar2img": 4},
+}
+"""Of each sampler, the arguments that have coordinates, with their places."""
+
+_FOLLOWS = {
+    *("reshape", "view", "view_as", "reshape_as", "permute", "transpose", "t", "adjoint", "swapaxes", "swapdims"),
+    *("moveaxis", "movedim", "squeeze", "unsqueeze", "flatten", "unflatten", "ravel", "expand", "expand_as", "select"),
+    *("broadcast_to", "__getitem__", "narrow", "index_select", "gather", "take_along_dim", "take", "chunk", "split"),
+    *("tensor_split", "unbind", "hsplit", "vsplit", "contiguous", "detach", "clone", "repeat", "repeat_interleave"),
+    *("tile", "roll", "flip", "fliplr", "flipud", "rot90", "unfold", "diagonal", "tril", "triu", "pixel_shuffle"),
+    *("pixel_unshuffle", "channel_shuffle", "as_strided", "masked_select", "sort", "topk", "max_pool1d", "max_pool2d"),
+    *("max_pool3d", "adaptive_max_pool2d", "dropout", "dropout2d", "alpha_dropout", "requires_grad_", "__iter__"),
+    *("__reversed__", "msort", "kthvalue", "amax", "amin", "_pad", "pad", "meshgrid", "__get__"),
+}
+"""Functions that move or choose numbers, and compute none: in the type of what they are given."""
+
+_ASKS = {
+    *("size", "dim", "numel", "nelement", "stride", "item", "tolist", "numpy", "is_contiguous", "is_floating_point"),
+    *("is_complex", "get_device", "element_size", "data_ptr", "storage_offset", "ndimension", "eq", "ne", "lt", "le"),
+    *("gt", "ge", "equal", "isnan", "isinf", "isfinite", "isclose", "allclose", "argmax", "argmin", "argsort", "any"),
+    *("all", "nonzero", "argwhere", "logical_not", "logical_and", "logical_or", "signbit", "searchsorted", "bucketize"),
+    *("long", "int", "short", "byte", "char", "bool", "cpu", "cuda", "result_type", "can_cast", "promote_types"),
+    *("rand_like", "randn_like", "is_tensor"),
+    *(f"__{name}__" for name in ("len", "bool", "float", "int", "repr", "format", "hash", "contains", "set", "delete")),
+    *(f"__{name}__" for name in ("eq", "ne", "lt", "le", "gt", "ge", "dlpack")),
+}
+"""Functions that compute no floating-point numbers, or draw them."""
+
+TYPES = {"is_floating_point", "element_size", "result_type", "can_cast", "promote_types", "is_tensor", "rand_like"}
+"""Of those, the ones that ask for a type."""
+
+CONVERTS = {"to", "type", "type_as", "float", "half", "double", "bfloat16"}
+MAKES = {
+    *("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty"),
+    *("new_tensor", "tensor", "as_tensor", "zeros", "ones", "full", "empty", "eye", "arange", "linspace"),
+}
+"""Functions that are told which type they make."""
+
+_IN_PLACE = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "pow", "floordiv", "mod")} | {"__setitem__"}
+
+
+Given = tuple[tuple[Any, ...], dict[str, Any]]
+"""What a function is called with."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A place in a model: one line of one module calling one function, in every forward the same."""
+
+    module: str
+    function: str
+    file: str
+    line: int
+    scope: str
+
+    @property
+    def source(self) -> str:
+        """The user's line; empty where there is none."""
+        return shown_line(self.file, self.line, self.scope) if self.file else ""
+
+
+@dataclass(frozen=True)
+class KeptCall:
+    """A call that stays float32 in a half model.
+
+    Attributes:
+        module: that calls, ``"blocks.3.attention"``; empty of the model itself.
+        function: ``"matmul"``.
+        source: the user's line, empty where all of them are torch's.
+        reason: why: a rule, or what was measured.
+    """
+
+    module: str
+    function: str
+    source: str
+    reason: str
+
+    def to_dict(self) -> dict[str, str]:
+        """Its fields, for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a half model keeps in float32.
+
+    Attributes:
+        dtype: of everything else.
+        calls: that are kept, and why.
+        note: what is left of the results, where that was measured.
+    """
+
+    dtype: torch.dtype
+    calls: dict[Call, str] = field(default_factory=dict)
+    note: str = ""
+
+    def kept(self) -> list[KeptCall]:
+        """The calls that stay in float32, each with the reason."""
+        computing = {call: why for call, why in self.calls.items() if call.function not in CONVERTS | MAKES}
+        return [KeptCall(c.module, c.function, c.source, why) for c, why in computing.items()]
+
+    @property
+    def forward(self) -> Types:
+        """The types of a forward that computes so."""
+        return Types(mode=self.mode)
+
+    def mode(self, model: nn.Module, inputs: Sequence[tuple[Tensor, Tensor]] = ()) -> TorchFunctionMode:
+        """Has forward compute so; a mode is for one forward. ``inputs``: as of :class:`Types`."""
+        raise NotImplementedError
+
+
+class Calls(TorchFunctionMode):
+    """Has calls that compute floating-point numbers looked at by :meth:`call`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._names = {id(module): name for name, module in model.named_modules()}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = name_of(func)
+        if name in CONVERTS or name in MAKES:
+            return self.typed(name, func, args, kwargs)
+        if not any(map(is_wide, tree_leaves((args, kwargs)))):
+            return func(*args, **kwargs)
+        if name in _ASKS:
+            return self.ask(name, func, args, kwargs)
+        if name in _FOLLOWS:
+            return self.follow(func, args, kwargs)
+        if name in _IN_PLACE or kwargs.get("inplace") or (name.endswith("_") and not name.endswith("__")):
+            return self.in_place(func, args, kwargs)
+        return self.call(self.place(name, sys._getframe(1)), func, args, kwargs)
+
+    def call(self, call: Call, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Of functions that compute."""
+        raise NotImplementedError
+
+    def typed(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Of functions that are told which type they make: :data:`CONVERTS` and :data:`MAKES`."""
+        return func(*args, **kwargs)
+
+    def ask(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Of functions that compute no floating-point numbers."""
+        return func(*args, **kwargs)
+
+    def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Of functions that move or choose numbers."""
+        return func(*args, **kwargs)
+
+    def in_place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """In the type of what is changed."""
+        if not args or not is_wide(args[0]):
+            return func(*args, **kwargs)
+        rest, kwargs = cast((args[1:], kwargs), args[0].dtype)
+        return func(args[0], *rest, **kwargs)
+
+    def place(self, name: str, frame: FrameType | None) -> Call:
+        """The place of a call: the innermost module that is running, and the innermost line of the user's."""
+        module: str | None = None
+        while frame is not None:
+            path = frame.f_code.co_filename
+            if module is None:
+                module = self._names.get(id(frame.f_locals.get("self")))
+            if path.startswith("<eval_with_key>"):  # a graph: a copy's has another number
+                return Call(module or "", name, "", frame.f_lineno, "")
+            if not is_library(path) and not is_standard(path):
+                break
+            if module == "":  # the model itself is torch's: there is no line
+                frame = None
+                break
+            frame = frame.f_back
+        if frame is None:
+            return Call(module or "", name, "", 0, "")
+        line, scope = (frame.f_lineno, frame.f_code.co_name), frame
+        while module is None and frame is not None:
+            module = self._names.get(id(frame.f_locals.get("self")))
+            frame = frame.f_back
+        return Call(module or "", name, scope.f_code.co_filename, line[0], line[1])
+
+
+def mixed(model: nn.Module, dtype: torch.dtype, wide: Collection[str]) -> nn.Module:
+    """A copy in a type, but for parameters and buffers of those names, which are float32; float64 stays."""
+    result = copied(model)
+    stay = {place for place, names in storages(result).items() if not names.isdisjoint(wide)}
+
+    def converted(t: Tensor) -> Tensor:
+        if not is_wide(t):
+            return t
+        return t.float() if t.untyped_storage().data_ptr() in stay else t.to(dtype)
+
+    return result._apply(converted)
+
+
+def storages(model: nn.Module) -> dict[int, set[str]]:
+    """Names of parameters and buffers by where their numbers are."""
+    result: dict[int, set[str]] = {}
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if tensor.numel():
+            result.setdefault(tensor.untyped_storage().data_ptr(), set()).add(name)
+    return result
+
+
+def takes_both(func: Any) -> bool:
+    """Whether a sampler takes coordinates in float32 beside what is half, as ours do."""
+    return func is F.grid_sample or getattr(func, "namespace", "") == DOMAIN
+
+
+def coordinates_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int | str]:
+    """Where a call has coordinates: places and names of arguments."""
+    if getattr(func, "namespace", DOMAIN) != DOMAIN:  # torchvision's has other arguments in these places
+        return []
+    found: list[int | str] = []
+    for keyword, place in COORDINATES.get(name_of(func), {}).items():
+        if keyword in kwargs:
+            found.append(keyword)
+        elif place < len(args) and is_wide(args[place]):
+            found.append(place)
+    return found
+
+
+def at(given: Given, place: int | str) -> Any:
+    """The argument in a place or of a name."""
+    return given[1][place] if isinstance(place, str) else given[0][place]
+
+
+def put(given: Given, place: int | str, value: Any) -> Given:
+    """The same with another argument there."""
+    args, kwargs = given
+    if isinstance(place, str):
+        return args, {**kwargs, place: value}
+    return (*args[:place], value, *args[place + 1 :]), kwargs
+
+
+def is_wide(x: Any) -> bool:
+    """Whether it is a tensor of a type that a half model computes in."""
+    return isinstance(x, Tensor) and x.dtype in _WIDE
+
+
+def cast(values: Any, dtype: torch.dtype) -> Any:
+    """The same with all such tensors in one type."""
+    return tree_map(lambda x: x.to(dtype) if is_wide(x) else x, values)
+
+
+def name_of(func: Callable[..., Any]) -> str:
+    return getattr(func, "__name__", str(func)).partition(".")[0]
