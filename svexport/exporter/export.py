@@ -178,10 +178,7 @@ def export(
                 trace = _trace(flat, file, opset, names, (axes, sizes), notes, state)
                 was_traced = time.perf_counter()
                 phase("writing nodes and bodies")
-                result_names = _names("output_names", output_names, flat.output_names, taken=names)
-                check_axes_names(dynamic_axes, flat, names, result_names)
-                inputs = {name: t.detach() for name, t in zip(names, flat.tensors, strict=True)}
-                signature = Signature(inputs, axes, sizes, result_names, flat.output_keys, flat.frozen)
+                signature = _signature(flat, names, output_names, dynamic_axes, (axes, sizes))
                 wanted = Wanted(opset, plugins, platform, simplify, weights)
                 done = finish(trace.written, file, wanted, signature)
             notes += done.notes
@@ -213,6 +210,21 @@ def export(
         kept=plan.kept() if plan else [],
         **done.facts,
     )
+
+
+def _signature(
+    flat: FlatModel,
+    names: Sequence[str],
+    output_names: Sequence[str] | None,
+    dynamic_axes: Mapping[str, Any] | None,
+    dynamic: tuple[dict[str, dict[int, str]], dict[str, Size]],
+) -> Signature:
+    """Of a model that was traced: ``flat`` knows the names of its outputs."""
+    axes, sizes = dynamic
+    result_names = _names("output_names", output_names, flat.output_names, taken=names)
+    check_axes_names(dynamic_axes, flat, names, result_names)
+    inputs = {name: t.detach() for name, t in zip(names, flat.tensors, strict=True)}
+    return Signature(inputs, axes, sizes, result_names, flat.output_keys, flat.frozen)
 
 
 def _in_precision(
