@@ -38,7 +38,8 @@ APART = ("onnxscript", "tensorrt", "matplotlib")
 """What nothing else here imports: another process does so at the same time."""
 
 _IMPORT = """
-import importlib, json, sys, warnings
+import gc, importlib, json, sys, warnings
+gc.disable()
 warnings.simplefilter("ignore")
 names, sys.path[:] = json.loads(sys.argv[1])
 found, out = {}, sys.stdout

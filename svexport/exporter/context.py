@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import gc
 import math
 import typing
 from collections.abc import Callable, Iterator, Sequence
@@ -51,7 +50,6 @@ def tracing(model: FlatModel, tensors: Sequence[Tensor], dynamic: bool) -> Itera
     with (
         _transforms_ended(),
         _without_dump(),
-        _without_collections(),
         spared(),
         _constants_kept(),
         rules_where_they_may_match(),  # last, so that it is asked first
@@ -104,19 +102,6 @@ def _transforms_ended() -> Iterator[None]:
         yield
     finally:
         functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
-
-
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """Puts off the collection of garbage: traces make no end of objects, nearly all of which stay in use."""
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 @contextmanager

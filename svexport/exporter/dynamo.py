@@ -17,6 +17,7 @@ from svexport.errors import ExportError
 from svexport.exporter.constants import NotTraced, texts_of_sizes
 from svexport.exporter.context import other_functions, tracing, without_symbolics
 from svexport.exporter.failures import chain, failure, line_of, reason_of
+from svexport.exporter.memory import without_collections
 from svexport.exporter.opsets import FIRST_DYNAMO_OPSET
 from svexport.exporter.translations import translations
 from svexport.exporter.way import Guards
@@ -99,7 +100,7 @@ def batch_axes(model: FlatModel, tensors: Sequence[Tensor]) -> list[Any]:
     with quiet(*_LOGGERS):
         try:
             # Without opt_einsum, which makes numbers of dynamic sizes.
-            with opt_einsum.flags(enabled=False), tracing(model, given, dynamic=True):
+            with opt_einsum.flags(enabled=False), without_collections(), tracing(model, given, dynamic=True):
                 program = torch.export.export(model, tuple(given), dynamic_shapes=shapes, strict=False)
         except Exception as error:
             raise failure(model, tensors, 18, model.input_names, error) from error

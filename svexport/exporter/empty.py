@@ -41,7 +41,7 @@ def compare_empty(verification: Verification, empty: Iterable[tuple[str, list[Te
             continue
         if safe is None:
             named = zip(verification.input_names, verification.tensors, strict=True)
-            path = verification.engine.path
+            path = verification.file.engine.path
             assert path is not None  # an engine of a file
             safe = not may_end_the_process(path, [name for name, t in named if not t.is_floating_point()])
         found = _judged(verification, run, inputs, expected) if safe else None
@@ -59,7 +59,7 @@ def _judged(
 ) -> list[Parity] | None:
     """How each output agrees; None where the file does not compute what torch does."""
     try:
-        actual = verification.engine.run([t.detach().cpu() for t in inputs])
+        actual = verification.file.engine.run([t.detach().cpu() for t in inputs])
     except EngineError:
         return None
     if len(actual) != len(expected):

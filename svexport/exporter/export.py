@@ -25,6 +25,7 @@ from svexport.exporter.dynamic import allowed_batches, check_axes_names, traceab
 from svexport.exporter.dynamic import dynamic_axes as axes_of
 from svexport.exporter.finish import Signature, Wanted, description, finish
 from svexport.exporter.fp8 import refuse_fp8
+from svexport.exporter.memory import without_collections
 from svexport.exporter.opsets import FIRST_WITH_BOTH, OPSETS
 from svexport.exporter.precision import plan_for
 from svexport.exporter.report import ExportReport, Faults
@@ -187,14 +188,13 @@ def export(
         axes, sizes = axes_of(flat, names, dynamic_shapes, dynamic_axes)
         with beside(path) as folder:
             file = folder / path.name
-            trace = _trace(flat, file, opset, names, (axes, sizes), notes, state)
-            was_traced = time.perf_counter()
-            phase("writing nodes and bodies")
-            result_names = _names("output_names", output_names, flat.output_names, taken=names)
-            check_axes_names(dynamic_axes, flat, names, result_names)
-            inputs = {name: t.detach() for name, t in zip(names, flat.tensors, strict=True)}
-            signature = Signature(inputs, axes, sizes, result_names, flat.output_keys, flat.frozen)
-            done = finish(trace.written, file, Wanted(opset, plugins, platform, simplify, weights), signature)
+            with without_collections():
+                trace = _trace(flat, file, opset, names, (axes, sizes), notes, state)
+                was_traced = time.perf_counter()
+                phase("writing nodes and bodies")
+                signature = _signature(flat, names, output_names, dynamic_axes, (axes, sizes))
+                wanted = Wanted(opset, plugins, platform, simplify, weights)
+                done = finish(trace.written, file, wanted, signature)
             notes += done.notes
             finished = time.perf_counter()
             proof = _prove(flat, file, signature, held_to, trace, state, kind, done.lines)
@@ -224,6 +224,21 @@ def export(
         kept=plan.kept() if plan else [],
         **done.facts,
     )
+
+
+def _signature(
+    flat: FlatModel,
+    names: Sequence[str],
+    output_names: Sequence[str] | None,
+    dynamic_axes: Mapping[str, Any] | None,
+    dynamic: tuple[dict[str, dict[int, str]], dict[str, Size]],
+) -> Signature:
+    """Of a model that was traced: ``flat`` knows the names of its outputs."""
+    axes, sizes = dynamic
+    result_names = _names("output_names", output_names, flat.output_names, taken=names)
+    check_axes_names(dynamic_axes, flat, names, result_names)
+    inputs = {name: t.detach() for name, t in zip(names, flat.tensors, strict=True)}
+    return Signature(inputs, axes, sizes, result_names, flat.output_keys, flat.frozen)
 
 
 def _in_precision(
@@ -260,8 +275,7 @@ def _trace(
     phase("tracing")
     # Without opt_einsum, which makes numbers of dynamic sizes: the order of products is decided by ours.
     with _collected_warnings(notes), opt_einsum.flags(enabled=False), _installed(opset):
-        fresh = [t.clone() for t in tensors]  # a model may work on its inputs in place
-        given = traceable(fresh, names, axes, sizes)
+        given = traceable(tensors, names, axes, sizes)
         written, guarded = traced(flat, given, file, opset, names, axes, notes, state)
         before = len(notes)
     state.restore()  # what was kept while it was traced are no numbers

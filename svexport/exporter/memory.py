@@ -1,14 +1,15 @@
-"""Memory that is used again while a model is verified."""
+"""Memory while a model is exported: garbage that is collected later, and large blocks that are used again."""
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import platform
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["kept_memory"]
+__all__ = ["kept_memory", "without_collections"]
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 
@@ -17,6 +18,20 @@ KEPT = 2**28
 
 USUAL = 2**25
 """Bytes of those that glibc keeps by itself, once it has seen such a block freed."""
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Puts off the collection of garbage: imports and traces make no end of objects, most of which stay in use."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
 
 _held = 0
 _lock = threading.Lock()

@@ -22,7 +22,10 @@ __all__ = ["Perturbed", "Rounding", "Tolerances"]
 PERTURBATIONS = 4
 
 PIECE = 2**16
-"""Elements that are changed at once: more would take memory anew, which costs more than the numbers."""
+"""Elements that are changed by different numbers."""
+
+BLOCK = 2**18
+"""Elements whose sizes are computed at once: more would take memory anew, which costs more than the numbers."""
 
 ROUNDING = 2.0**-18
 """Of the largest number: some times what sums in another order differ by in float32."""
@@ -237,28 +240,45 @@ class Perturbed(TorchDispatchMode):
             changed = result
         exact, flat = (t.as_strided((t.numel(),), (1,)) for t in (_dense_like(result, changed), changed))
         sums = None if terms is None else _dense_like(terms, changed).as_strided((terms.numel(),), (1,))
-        for start in range(0, result.numel(), PIECE):
-            x = exact[start : start + PIECE].to(torch.promote_types(result.dtype, torch.float32))
-            size = x  # of either sign, as the noise is
+        if not more and sums is None and result.dtype == torch.promote_types(result.dtype, torch.float32):
+            self._change(flat, exact, exact, step)  # of either sign, as the noise is
+            return changed
+        for start in range(0, result.numel(), BLOCK):
+            x = exact[start : start + BLOCK].to(torch.promote_types(result.dtype, torch.float32))
+            size = x
             if more:
                 size = x.abs().add_(more)
             if sums is not None:
-                size = torch.maximum(sums[start : start + PIECE], size.abs())
-            noise = self._some_noise(x.numel(), x.device, size.dtype)
-            if x.dtype == size.dtype == changed.dtype:
-                torch.addcmul(x, size, noise, value=step, out=flat[start : start + PIECE])
-            else:
-                torch.add(x, size * noise, alpha=step, out=flat[start : start + PIECE])
+                size = torch.maximum(sums[start : start + BLOCK], size.abs())
+            self._change(flat[start : start + BLOCK], x, size, step)
         return changed
 
+    def _change(self, out: Tensor, x: Tensor, size: Tensor, step: float) -> None:
+        """Writes ``x + step * size * noise``; all are rows of as many numbers."""
+        whole = x.numel() // PIECE * PIECE
+        for begin, end in ((0, whole), (whole, x.numel())):
+            if begin == end:
+                continue
+            noise = self._some_noise(end - begin, x.device, size.dtype)
+            # Rows in one call: each call is as many threads to start and to wait for.
+            into, own, sizes = (t[begin:end].view(noise.shape) for t in (out, x, size))
+            if x.dtype == size.dtype == out.dtype:
+                torch.addcmul(own, sizes, noise, value=step, out=into)
+            else:
+                torch.add(own, sizes * noise, alpha=step, out=into)
+
     def _some_noise(self, count: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """So many numbers from -1 to 1: some of those drawn at first, which cost more than what they change."""
+        """So many numbers from -1 to 1, in rows of ``PIECE`` or one that is shorter: some of those drawn at first,
+        which cost more than what they change."""
         noise = self._noise.get((device, dtype))
         if noise is None:
             drawn = 2 * torch.rand(2 * PIECE, generator=self._generator, dtype=torch.float64) - 1
             noise = self._noise[device, dtype] = drawn.to(device, dtype)
+        width = min(count, PIECE)
+        rows = count // width
         start = self._places.randrange(PIECE)
-        return noise[start : start + count]
+        apart = (PIECE - start) // max(rows - 1, 1)
+        return noise.as_strided((rows, width), (apart, 1), start)
 
 
 def _is_new(func: Any, result: Any, args: Sequence[Any]) -> bool:

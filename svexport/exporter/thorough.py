@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from svexport.exporter.precise import Precise
 from svexport.exporter.report import Faults
 from svexport.exporter.search import SEARCHES, Units, changed, near, reaching, searched, stepped
 from svexport.exporter.verify import SEARCHED, Verification
+from svexport.parity import Parity
 from svexport.progress import phase
 
 __all__ = ["Planting", "plant", "thorough"]
@@ -33,6 +35,9 @@ CHANGES = 100
 CLOSER = 0.1
 """Of a tolerance: by so much."""
 
+MOST_TOLD = 5
+"""Of what is said of inputs that were searched for."""
+
 MOST_SECONDS = 300.0
 """Of CPU time, for walks and changes: at most."""
 
@@ -48,12 +53,32 @@ def thorough(verification: Verification, model: onnx.ModelProto, lines: Mapping[
         lines: the user's, by name of a node.
     """
     planting = plant(verification, model, lines)
-    agreeing = verification.condense()
+    agreeing = _condense(verification)
     if planting is None:
         verification.notes.append("no faults planted: the values inside of the file are too large to keep")
         return Faults(0, 0, 0)
     count, by_default, left = len(planting.sites), len(planting.unnoticed), len(planting.missed)
     return Faults(count, count - by_default, by_default - left, [str(site) for site in planting.missed], agreeing)
+
+
+def _condense(verification: Verification) -> int:
+    """Of runs that were searched for keeps the worst result of each output, the first notes and reasons to skip.
+
+    Returns:
+        how many such runs agree.
+    """
+    worst: dict[str, Parity] = {}
+    for p in verification.results:
+        if p.run.startswith(SEARCHED) and (p.name not in worst or p.max_rel > worst[p.name].max_rel):
+            worst[p.name] = p
+    usual = [p for p in verification.results if not p.run.startswith(SEARCHED)]
+    verification.results = [*usual, *worst.values()]
+    for lines in (verification.notes, verification.skipped):
+        told = [line for line in lines if re.search(rf"\b{SEARCHED} \d", line)]
+        if more := told[MOST_TOLD:]:
+            lines[:] = [line for line in lines if line not in more]
+            lines.append(f"{SEARCHED} inputs: {len(more)} more of the kind")
+    return sum(run.startswith(SEARCHED) for run in verification.compared)
 
 
 @dataclass(frozen=True)

@@ -80,18 +80,18 @@ def traced(
 ) -> tuple[onnx.ModelProto, Guards]:
     """``model(*tensors)`` as ONNX, and what the tracer guards.
 
-    Between two tracers the model's state is put back to ``state``.
+    The tensors stay as they are, though a model may work on its inputs in place. Between two tracers the model's state
+    is put back to ``state``.
 
     Raises:
         ExportError: naming the operator and its source line, if neither tracer takes the model.
     """
     if opset > LAST_TORCHSCRIPT_OPSET:
-        return _by_torch_export(model, tensors, opset, input_names, dynamic_axes)
+        return _by_torch_export(model, _unshared(tensors), opset, input_names, dynamic_axes)
     reason, refusal = _refused(model) if _first else "it goes second", ""
     if not reason:
         try:
-            given = [tensor.clone() for tensor in tensors]
-            written = _by_torch_export(model, given, opset, input_names, dynamic_axes)
+            written = _by_torch_export(model, _unshared(tensors), opset, input_names, dynamic_axes)
             _converted.get().append(True)
             return written
         except Exception as error:  # noqa: BLE001 - whatever a library raises, the other tracer may take the model
@@ -100,7 +100,8 @@ def traced(
             state.restore()
             logger.info("torch.export does not take the model, which TorchScript traces: {}", reason)
     try:
-        written = torchscript.export(model, tensors, path, opset, input_names, dynamic_axes)
+        given = [tensor.clone() for tensor in tensors]
+        written = torchscript.export(model, given, path, opset, input_names, dynamic_axes)
     except ExportError as error:
         raise _of_neither(error, refusal, opset) if refusal else error from error
     if dynamic_axes:
@@ -108,6 +109,19 @@ def traced(
     if _first:
         notes.append(f"traced by TorchScript, for torch.export refuses the model: {reason}")
     return written, Guards(values=False, sizes=False)
+
+
+def _unshared(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Inputs for torch.export, which computes with none of them: copies are needed of those alone whose strides say
+    more than their shapes, or that have memory in common."""
+    seen: set[int] = set()
+    given = []
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        plain = type(tensor) is Tensor and tensor.is_contiguous() and storage.nbytes() == tensor.nbytes
+        given.append(tensor if plain and storage.data_ptr() not in seen else tensor.clone())
+        seen.add(storage.data_ptr())
+    return given
 
 
 def _by_torch_export(*args: Any) -> tuple[onnx.ModelProto, Guards]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from svexport.exporter.agreement import (
     same_again,
     ties,
 )
+from svexport.exporter.beside import FileBeside
 from svexport.exporter.borders import ANYWAY, MOST_RUNS, WITHOUT_NUMBERS, Borders, refuse_beyond
 from svexport.exporter.empty import compare_empty
 from svexport.exporter.finish import Signature
@@ -58,9 +60,6 @@ MOST_AT_BORDERS = 2**20
 
 MOST_CALLS = 3000
 """Of functions of torch, to look for sizes with which forward goes another way."""
-
-MOST_TOLD = 5
-"""Of what is said of inputs that were searched for."""
 
 Run = tuple[str, list[Tensor]]
 
@@ -125,6 +124,7 @@ class Verification:
     """One file beside its model; see :func:`verify`.
 
     Attributes:
+        file: in ONNX Runtime.
         results: of every output in every run.
         inputs: of the runs that torch computed.
         notes: for the report.
@@ -141,12 +141,8 @@ class Verification:
         warned: Sequence[str],
         state: State,
     ) -> None:
-        from svexport.runtime.session import OnnxEngine
-
-        try:
-            self.engine = OnnxEngine(path, device="cpu", threads=torch.get_num_threads())
-        except EngineError as error:
-            raise VerificationError(f"{error}. No file was written.\n  {ANYWAY}") from error
+        self.file = FileBeside(path)
+        self._pending: deque[tuple[str, list[Tensor], tuple[Tensor, ...], Future[list[Tensor]]]] = deque()
         self.model, self.tensors = model, list(signature.inputs.values())
         self.input_names, self.output_names = list(signature.inputs), signature.outputs
         self.held_to, self.warned, self.state = held_to, warned, state
@@ -170,9 +166,16 @@ class Verification:
         self._random = self._sized = False  # whether forward draws random numbers, and some run had other sizes
 
     def compare(self, quick: bool, guarded: Guards) -> None:
-        for alternatives in self._runs(quick, guarded):
-            if (taken := self._first_taken(alternatives)) is not None:
-                self._compare(*taken)
+        """Compares on all inputs, of which torch may compute the next while the file still runs."""
+        try:
+            for alternatives in self._runs(quick, guarded):
+                if (taken := self._first_taken(alternatives)) is not None:
+                    self._begin(*taken)
+                    self._finish(int(taken[0] in ("given", *FAR) and self._goes_ahead))
+            self._finish()
+            self.file.load()
+        finally:
+            self.file.close()
         if not quick and not self._failing:
             self.from_one = compare_empty(self, self._resized.empty())
         self.notes += self.as_files.notes
@@ -185,6 +188,7 @@ class Verification:
             return
         for name in FAR:
             yield ((name, inputs) for inputs in far(name, tensors, self.ranges))
+        self._finish()
         if not self._changes and not self._far_tell():
             yield (("random", inputs) for inputs in random(tensors, [t.shape for t in tensors]))
         yield from self._resized.runs()
@@ -273,32 +277,14 @@ class Verification:
 
     def agrees(self, run: str, inputs: list[Tensor], expected: tuple[Tensor, ...]) -> bool:
         """Whether the file computes on one more run what torch does."""
-        self._compare(run, inputs, expected)
+        self._begin(run, inputs, expected)
+        self._finish()
         return run in self._agreed
 
     def forget(self, run: str) -> None:
         """Lets go of the tensors of a run, whose results stay."""
         for known in (self.inputs, self._ways, self._sizes, self._compared):
             known.pop(run, None)  # type: ignore[attr-defined]
-
-    def condense(self) -> int:
-        """Of runs that were searched for keeps the worst result of each output, the first notes and reasons to skip.
-
-        Returns:
-            how many such runs agree.
-        """
-        count = sum(run.startswith(SEARCHED) for run in self._agreed)
-        worst: dict[str, Parity] = {}
-        for p in self.results:
-            if p.run.startswith(SEARCHED) and (p.name not in worst or p.max_rel > worst[p.name].max_rel):
-                worst[p.name] = p
-        self.results = [p for p in self.results if not p.run.startswith(SEARCHED)] + list(worst.values())
-        for lines in (self.notes, self.skipped):
-            told = [line for line in lines if re.search(rf"\b{SEARCHED} \d", line)]
-            if more := told[MOST_TOLD:]:
-                lines[:] = [line for line in lines if line not in more]
-                lines.append(f"{SEARCHED} inputs: {len(more)} more of the kind")
-        return count
 
     def held(self, run: str, inputs: list[Tensor], expected: tuple[Tensor, ...]) -> list[tuple[float, float]]:
         """rtol and atol that each output of a run which agrees was held to."""
@@ -383,6 +369,7 @@ class Verification:
                 self._borders.fails(error)
         if not refusals or refusals.keys() <= KINDS.keys():  # those are not what the model is for
             return None
+        self._finish()  # which may skip runs before these
         tried, first = " or ".join(refusals), next(iter(refusals.values()))
         failure = f"the model itself fails there ({type(first).__name__}: {first})"
         why = str(first) if isinstance(first, _NotFinite) else failure
@@ -391,13 +378,26 @@ class Verification:
             self.notes.append(f"not verified with {tried}: {why}")
         return None
 
-    def _compare(self, run: str, inputs: list[Tensor], expected: tuple[Tensor, ...]) -> None:
+    @cached_property
+    def _goes_ahead(self) -> bool:
+        """Whether torch may compute inputs before those before them are compared: not a model that forward changes."""
+        return not self.file.waits and not self.state.changed()
+
+    def _begin(self, run: str, inputs: list[Tensor], expected: tuple[Tensor, ...]) -> None:
+        """Has the file computed what torch makes of inputs; :meth:`_finish` compares."""
         refuse_valueless(expected)
         self._sized |= run not in {"given", "random", *FAR, *FIRST, *NEXT, *KINDS}
         self.inputs[run] = list(inputs)
-        if run in KINDS and any(self._ways[run] == way for way in self._compared.values()):
-            return
-        actual = self._computed(run, inputs, len(expected))
+        if not (run in KINDS and any(self._ways[run] == way for way in self._compared.values())):
+            self._pending.append((run, inputs, expected, self.file.start(inputs)))
+
+    def _finish(self, but: int = 0) -> None:
+        """Compares what has begun, but for so many."""
+        while len(self._pending) > but:
+            run, inputs, expected, computed = self._pending.popleft()
+            self._compare(run, inputs, expected, self._results(run, computed, len(expected)))
+
+    def _compare(self, run: str, inputs: list[Tensor], expected: tuple[Tensor, ...], actual: list[Tensor]) -> None:
         pairs = list(zip(self.output_names, expected, actual, strict=True))
         found = self.judged(run, inputs, pairs)
         if found is None:
@@ -419,8 +419,11 @@ class Verification:
 
     def _computed(self, run: str, inputs: Sequence[Tensor], count: int) -> list[Tensor]:
         """What the file computes, which has so many outputs."""
+        return self._results(run, self.file.start(inputs), count)
+
+    def _results(self, run: str, computed: Future[list[Tensor]], count: int) -> list[Tensor]:
         try:
-            actual = self.engine.run([t.detach().cpu() for t in inputs])
+            actual = computed.result()
         except EngineError as error:
             usual = (
                 "Usual cause: a number that the tracer took as it was, such as int(x.shape[0]), len(x) or the groups "

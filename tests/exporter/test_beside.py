@@ -1,0 +1,113 @@
+"""A verification whose file runs in a thread of its own says what one says that waits for each run."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import svexport
+from svexport.exporter import beside
+from svexport.exporter.beside import FileBeside
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(7, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.first(x) * mask[:, None]
+        return self.second(y.relu()), y.argmax(-1)
+
+
+class Wrong(Net):
+    """Computes something else in the file than in torch, of inputs that are not like the given ones."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        traced = torch.compiler.is_exporting() or torch.jit.is_tracing()
+        return super().forward(x.clamp(max=50) if traced else x, mask)
+
+
+class Remembers(Net):
+    """Adds up what it has been given: its results depend on the order of forwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        self.seen.add_(x.sum().detach())
+        return super().forward(x, mask)
+
+
+class Refuses(Net):
+    def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        if not torch.compiler.is_exporting() and not x.any():
+            raise ValueError("nothing there")
+        return super().forward(x, mask)
+
+
+def said(kind: type[Net], folder: Path, monkeypatch: pytest.MonkeyPatch, processors: int) -> dict[str, Any]:
+    """What an export says, where a process may use so many processors beside torch's threads."""
+    monkeypatch.setattr(beside, "_processors", lambda: processors)
+    torch.manual_seed(0)
+    args = torch.randn(11, 7), torch.rand(11) > 0.4
+    try:
+        report = svexport.export(kind().eval(), args, folder / "m.onnx", opset=13)
+    except svexport.SvexportError as error:
+        return {"error": type(error), "text": str(error)}
+    results = [{**p.to_dict(), "cosine": None, "max_rel": None} for p in report.parity]
+    return {"parity": results, "skipped": report.skipped, "notes": report.notes}
+
+
+@pytest.mark.parametrize("kind", [Net, Wrong, Remembers, Refuses])
+def test_what_it_says_is_the_same(kind: type[Net], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone, with_another = (said(kind, tmp_path, monkeypatch, n) for n in (1, 64 * torch.get_num_threads()))
+    assert alone == with_another
+    assert ("error" in alone) == (kind is Wrong), alone
+    assert bool(alone.get("skipped")) == (kind is Refuses), alone
+
+
+def test_torch_computes_the_next_inputs_while_the_file_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file's run of the given inputs ends when torch has begun with the scaled ones, or the test fails."""
+    began, threads, own = threading.Event(), [], FileBeside.start
+
+    def start(self: FileBeside, inputs: list[Tensor]) -> Any:
+        run = self.engine.run
+
+        def waiting(tensors: list[Tensor]) -> list[Tensor]:
+            threads.append(threading.current_thread())
+            assert began.wait(20), "torch waits for the file"
+            return run(tensors)
+
+        monkeypatch.setattr(self.engine, "run", waiting)
+        return own(self, inputs)
+
+    class Counts(Net):
+        def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+            if not torch.compiler.is_exporting() and x.abs().max() > 20:
+                began.set()
+            return super().forward(x, mask)
+
+    monkeypatch.setattr(beside, "_processors", lambda: 64 * torch.get_num_threads())
+    monkeypatch.setattr(FileBeside, "start", start)
+    svexport.export(Counts().eval(), (torch.randn(11, 7), torch.ones(11)), tmp_path / "m.onnx", opset=13)
+    assert threads
+    assert threading.main_thread() not in threads
+
+
+@pytest.mark.parametrize("processors", [1, 1024])
+def test_a_file_that_cannot_be_loaded_is_an_error(processors: int, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(beside, "_processors", lambda: processors)
+    (tmp_path / "m.onnx").write_bytes(b"no model")
+    file = FileBeside(tmp_path / "m.onnx")
+    with pytest.raises(svexport.VerificationError, match=r"No file was written"):
+        file.load()
+    with pytest.raises(svexport.VerificationError, match=r"No file was written"):
+        file.start([torch.zeros(2)]).result()
+    file.close()
