@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -119,6 +119,18 @@ def _log_add_exp(exp: Callable[[Tensor], Tensor], log: Callable[[Tensor], Tensor
     return function
 
 
+def _log_sum_exp(x: Tensor, dim: Sequence[int], keepdim: bool = False) -> Tensor:
+    """Of numbers less their largest one: ReduceLogSumExp of ONNX Runtime takes none out behind a first infinity, and
+    what is below -88 then for nothing."""
+    x = _floating(x)
+    if not x.dim():
+        return x.clone()
+    dims, last = list(dim) or list(range(x.dim())), torch.finfo(x.dtype).max
+    largest = x.amax(dims, keepdim=True).clamp(-last, last)  # no infinity less itself
+    result = (x - largest).exp().sum(dims, keepdim=True).log() + largest
+    return result if keepdim else result.squeeze(dims)
+
+
 def _log_cumsum_exp(x: Tensor, dim: int) -> Tensor:
     """Less the largest of all, as the exporter has it, small sums before a large number are gone."""
     if not x.dim():
@@ -217,8 +229,8 @@ _ERFCC = (
 )
 
 
-def _erfcx_parts(x: Tensor) -> tuple[Tensor, Tensor]:
-    """``factor`` and ``power``: the scaled complementary error function of numbers from 0 on is factor * exp(power).
+def _erfcx(x: Tensor) -> Tensor:
+    """``exp(x * x) * erfc(x)``, whose factors overflow and vanish.
 
     Raises:
         UnsupportedError: of float64, for it is right to 1.2e-7.
@@ -227,16 +239,10 @@ def _erfcx_parts(x: Tensor) -> tuple[Tensor, Tensor]:
     """
     if x.dtype == torch.float64:
         raise UnsupportedError("erfcx and log_ndtr of float64 have no exact form in ONNX; compute them in float32")
-    t = 1 / (1 + 0.5 * x)
-    return t, polynomial(t, _ERFCC)
-
-
-def _erfcx(x: Tensor) -> Tensor:
-    """``exp(x * x) * erfc(x)``, whose factors overflow and vanish."""
     kind = _floating(x).dtype
     x = _floating(x).to(torch.promote_types(kind, torch.float32))
-    factor, power = _erfcx_parts(x.abs())
-    scaled = factor * torch.exp(power)
+    t = 1 / (1 + 0.5 * x.abs())
+    scaled = t * torch.exp(polynomial(t, _ERFCC))
     return torch.where(x < 0, 2 * torch.exp(x * x) - scaled, scaled).to(kind)
 
 
@@ -245,10 +251,8 @@ def _log_ndtr(x: Tensor) -> Tensor:
     kind = _floating(x).dtype
     x = _floating(x).to(torch.promote_types(kind, torch.float32))
     z = x.abs() * math.sqrt(0.5)
-    factor, power = _erfcx_parts(z)
-    below = torch.log(0.5 * factor) + power - z * z
-    above = torch.log(1 - 0.5 * factor * torch.exp(power - z * z))
-    return torch.where(x < 0, below, above).to(kind)
+    half = 0.5 * _erfcx(z)
+    return torch.where(x < 0, torch.log(half) - z * z, torch.log(1 - half * torch.exp(-z * z))).to(kind)
 
 
 def _diagonal_scatter(x: Tensor, source: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
@@ -348,6 +352,7 @@ EXACT: dict[str, Callable[..., Any]] = {
     "aten::logaddexp": _log_add_exp(torch.exp, torch.log),
     "aten::logaddexp2": _log_add_exp(torch.exp2, torch.log2),
     "aten::logcumsumexp": _log_cumsum_exp,
+    "aten::logsumexp": _log_sum_exp,
     "aten::nan_to_num": _nan_to_num,
     "aten::native_batch_norm": made_by_torch("aten::native_batch_norm"),
     "aten::sign": _sign,
