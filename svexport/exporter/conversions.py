@@ -174,31 +174,17 @@ def _integer_power(write: Writer, x: Any, exponent: Any, kind: torch.dtype) -> A
     Either of ``x`` and ``exponent`` may be an ``int``; an exponent that is one is not negative.
     """
     wide = torch.int64 if kind == torch.int64 or not isinstance(exponent, int) else torch.int32
-    one = write.constant(torch.tensor(1, dtype=wide))
+    x, one = _typed(write, x, wide), write.constant(torch.tensor(1, dtype=wide))
     if isinstance(exponent, int):
-        result = _by_squaring(write, _cast(write, x, wide), exponent, one)
+        result = _by_squaring(write, x, exponent, one)
     else:
-        exponent = _cast(write, exponent, wide)
-        negative = write("Less", exponent, write.constant(torch.tensor(0)))
-        odd = write("Mod", exponent, write.constant(torch.tensor(2)))
-        result = _by_bits(write, _cast(write, x, wide), write("Where", negative, odd, exponent), one)
-        vanishes = negative if isinstance(x, int) else write("And", negative, _larger_than_one(write, x, one))
-        if not isinstance(x, int) or abs(x) != 1:
-            result = write("Where", vanishes, write.constant(torch.tensor(0)), result)
-    return _cast(write, result, kind, wide)
-
-
-def _cast(write: Writer, x: Any, kind: torch.dtype, given: torch.dtype | None = None) -> Any:
-    if isinstance(x, int) or (given or write.dtype(x)) == kind:
-        return x
-    return write("Cast", x, to=INTEGERS[kind])
-
-
-def _larger_than_one(write: Writer, x: Any, one: Any) -> Any:
-    """Whether the reciprocal of an integer is no integer (as that of 0 is none)."""
-    x = _cast(write, x, torch.int64)
-    unit = write("Or", write("Equal", x, one), write("Equal", x, write.constant(torch.tensor(-1))))
-    return write("Not", unit)
+        zero, minus_one, two = (write.constant(torch.tensor(number)) for number in (0, -1, 2))
+        exponent = _typed(write, exponent, wide)
+        negative = write("Less", exponent, zero)
+        result = _by_bits(write, x, write("Where", negative, write("Mod", exponent, two), exponent), one)
+        unit = write("Or", write("Equal", x, one), write("Equal", x, minus_one))  # whose reciprocal is an integer
+        result = write("Where", write("And", negative, write("Not", unit)), zero, result)
+    return result if kind == wide else write("Cast", result, to=INTEGERS[kind])
 
 
 def _by_squaring(write: Writer, x: Any, exponent: int, one: Any) -> Any:
@@ -215,16 +201,14 @@ def _by_squaring(write: Writer, x: Any, exponent: int, one: Any) -> Any:
 def _by_bits(write: Writer, x: Any, exponent: Any, one: Any) -> Any:
     """The product of the squares, squares of squares and so on that the bits of an exponent from 0 on choose."""
     places = [2 ** min(bit, _BITS - 2) for bit in range(_BITS)]
-    digits = write("Mod", write("Div", write.unsqueezed(exponent), write.constant(torch.tensor(places))), _two(write))
+    digits = write("Div", write.unsqueezed(exponent), write.constant(torch.tensor(places)))
+    digits = write("Mod", digits, write.constant(torch.tensor(2)))
     last = [1] * (_BITS - 1) + [2]  # which no digit is: there is no bit of that place
     chosen = write("Equal", digits, write.constant(torch.tensor(last)))
-    if isinstance(x, int):
-        powers = write.constant(torch.tensor([_wrapped(pow(x, 2**bit, 2**_BITS)) for bit in range(_BITS)]))
-    else:
-        squares = [write.unsqueezed(x)]
-        while len(squares) < _BITS - 1:
-            squares.append(write("Mul", squares[-1], squares[-1]))
-        powers = write("Concat", *squares, squares[-1], axis=-1 if write.rank(x) is None else write.rank(x))
+    squares = [write.unsqueezed(x)]
+    while len(squares) < _BITS - 1:
+        squares.append(write("Mul", squares[-1], squares[-1]))
+    powers = write("Concat", *squares, squares[-1], axis=-1 if write.rank(x) is None else write.rank(x))
     factors = write("Where", chosen, powers, one)
     size = _BITS // 2
     while size:  # ReduceProd is of doubles in ONNX Runtime, too
@@ -232,15 +216,6 @@ def _by_bits(write: Writer, x: Any, exponent: Any, one: Any) -> Any:
         factors = write("Mul", *(write("Gather", factors, write.constant(half), axis=-1) for half in halves))
         size //= 2
     return write.squeezed(factors, -1)
-
-
-def _two(write: Writer) -> Any:
-    return write.constant(torch.tensor(2))
-
-
-def _wrapped(number: int) -> int:
-    """Of a number from 0 on, that of the same 64 bits with a sign."""
-    return number - 2**_BITS if number >= 2 ** (_BITS - 1) else number
 
 
 # ------------------------------------------------------------------ as torch has their arguments
