@@ -147,21 +147,13 @@ def _without_nan(write: Writer, x: Any, number: float) -> Any:
     return write("Where", write("IsNaN", x), write.constant(torch.tensor(number, dtype=dtype)), finite)
 
 
-def _larger(write: Writer, op_type: str, x: Any, y: Any, *, floating: bool | None = None) -> Any:
+def _larger(write: Writer, op_type: str, x: Any, y: Any, kind: torch.dtype | None) -> Any:
     """The larger or smaller of two (Max, Min) of one type: of integers, ONNX Runtime compares 32 bits of 64."""
-    if write.dtype(x) == torch.bool:
+    if kind == torch.bool:
         return write("Or" if op_type == "Max" else "And", x, y)
-    if _is_floating(write, x) if floating is None else floating:
+    if kind is not None and kind.is_floating_point:
         return write(op_type, x, y)
     return write("Where", write("Less", *((x, y) if op_type == "Max" else (y, x))), y, x)
-
-
-def _bounded(write: Writer, x: Any, low: Any, high: Any) -> Any:
-    """Within bounds of its type, each of which may be None: Clip has the largest finite number in place of it."""
-    floating = _is_floating(write, x)  # which is not known of what was just written
-    if low is not None:
-        x = _larger(write, "Max", x, low, floating=floating)
-    return x if high is None else _larger(write, "Min", x, high, floating=floating)
 
 
 _BITS = 64
@@ -234,11 +226,13 @@ def _type_of(write: Writer, *values: Any) -> torch.dtype | None:
 
 
 def _clamp(write: Writer, x: Any, min: Any = None, max: Any = None) -> Any:
+    """Clip has the largest finite number in place of a bound that is none, or that is NaN."""
     kind = write.dtype(x)
     low, high = (bound if bound is None else _typed(write, bound, kind) for bound in (min, max))
     if isinstance(min, (int, float)) and isinstance(max, (int, float)) and _is_floating(write, x):
         return write("Clip", x, low, high)
-    return _bounded(write, x, low, high)
+    x = x if low is None else _larger(write, "Max", x, low, kind)
+    return x if high is None else _larger(write, "Min", x, high, kind)
 
 
 def _relu(write: Writer, x: Any) -> Any:
@@ -371,7 +365,7 @@ def _extremes(name: str) -> dict[str, Callable[..., Any]]:
         return write("Reshape", found, shape) if keepdim else found
 
     def two(write: Writer, x: Any, y: Any) -> Any:
-        return _larger(write, name, x, y)
+        return _larger(write, name, x, y, write.dtype(x))
 
     return {
         f"aten::{small}": whole,

@@ -460,14 +460,8 @@ _OURS: dict[str, Callable[..., Any]] = {
     "aten::trunc": lambda x: torch.where(x < 0, x.ceil(), x.floor()),
 }
 
-WRONG = (
-    frozenset(name.partition(".")[0] for name in EXACT)
-    | aten.OTHERWISE
-    | {
-        *("aten::addcmul", "aten::cosine_similarity", "aten::fill_diagonal", "aten::float_power"),
-        "aten::log10",
-    }
-)
+_OTHERWISE = ("addcmul", "cosine_similarity", "fill_diagonal", "float_power", "log10")
+WRONG = frozenset(name.partition(".")[0] for name in (*EXACT, *aten.OTHERWISE, *map("aten::{}".format, _OTHERWISE)))
 """Functions of which the exporter makes something else than torch does: traced as what we have for them, always."""
 
 ALWAYS = (*WRONG, "aten::movedim")

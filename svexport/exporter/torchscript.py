@@ -233,14 +233,7 @@ def _open_functions() -> Iterator[None]:
 @contextmanager
 def _numbers_of_unpooling() -> Iterator[None]:
     """Has ``F.max_unpool2d`` compute with numbers the size that it checks; the tracer makes tensors of sizes."""
-    own = F._unpool_output_size  # type: ignore[attr-defined]
-
-    def numbers(input: Tensor, kernel_size: Any, stride: Any, padding: Any, output_size: Any) -> list[int]:
-        with untraced():
-            given = None if output_size is None else [int(size) for size in output_size]
-            return own(input, kernel_size, stride, padding, given)
-
-    with swapped(F, _unpool_output_size=numbers):
+    with swapped(F, _unpool_output_size=untraced()(F._unpool_output_size)):  # type: ignore[attr-defined]
         yield
 
 
@@ -395,16 +388,11 @@ def _failure(model: nn.Module, tensors: Sequence[Tensor], opset: int, error: Exc
                 reason += f"\n  at {shown_line(place[1], int(place[2]), None)}\n  make it a constant"
         return ExportError(f"cannot be exported at opset {opset}: {reason}\n  {LATER}")
     name = message.split("'")[1] if "'" in message else ""
-    where: list[str] = []
-    try:
-        graph = torch.jit.trace(model, tuple(tensors), check_trace=False).inlined_graph
-        for node in graph.findAllNodes(name, recurse=True):
-            frame = user_frame(node.sourceRange())
-            if frame and frame not in where:
-                where.append(frame)
-    except Exception:  # noqa: BLE001 - only the source line would be lost
-        pass
-    at = "".join(f"\n  at {frame}" for frame in where[:5])
+    where: dict[str, None] = {}
+    with suppress(Exception):  # only the source line would be lost
+        nodes = torch.jit.trace(model, tuple(tensors), check_trace=False).inlined_graph.findAllNodes(name, recurse=True)
+        where = dict.fromkeys(filter(None, (user_frame(node.sourceRange()) for node in nodes)))
+    at = "".join(f"\n  at {frame}" for frame in [*where][:5])
     needs = message.rsplit("added in version ", 1)
     advice = (
         f"export with opset={needs[1].split(',')[0]} or later"
