@@ -249,6 +249,27 @@ def _mean(
     return write.reduced("ReduceMean", x, list(dim) if dim else None, keepdim)
 
 
+def _log_sum_exp(write: Writer, x: Any, dim: Sequence[int], keepdim: bool = False) -> Any:
+    """Of numbers less their largest one: ReduceLogSumExp of ONNX Runtime takes none out behind a first infinity, and
+    what is below -88 then for nothing."""
+    kind = write.dtype(x) or torch.float32
+    if not kind.is_floating_point:
+        kind = torch.float32
+        x = write("Cast", x, to=_FLOAT)
+    if write.rank(x) == 0:
+        return write("Identity", x)
+    axes = list(dim) or None
+    last = torch.finfo(kind).max
+    bounds = (write.constant(torch.tensor(bound, dtype=kind)) for bound in (-last, last))
+    largest = write("Clip", write.reduced("ReduceMax", x, axes, True), *bounds)  # no infinity less itself
+    total = write.reduced("ReduceSum", write("Exp", write("Sub", x, largest)), axes, True)
+    result = write("Add", write("Log", total), largest)
+    if keepdim:
+        return result
+    axes = axes or list(range(write.rank(x) or 0))
+    return write("Squeeze", result, write.constant(torch.tensor(axes)))
+
+
 def _power(write: Writer, x: Any, exponent: Any) -> Any:
     kinds = [write.dtype(v) for v in (x, exponent) if not isinstance(v, (bool, int, float))]
     floating = [kind for kind in kinds if kind not in INTEGERS and kind != torch.bool]
@@ -399,6 +420,7 @@ CONVERSIONS: dict[str, Callable[..., Any]] = {
     **_extremes("Min"),
     **{f"aten::all{form}": _truth(True) for form in ("", ".dim", ".dims")},
     **{f"aten::any{form}": _truth(False) for form in ("", ".dim", ".dims")},
+    "aten::logsumexp": _log_sum_exp,
     "aten::sort": _sort,
     "aten::sort.stable": _stable_sort,
     "aten::topk": _topk,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -117,18 +117,6 @@ def _log_add_exp(exp: Callable[[Tensor], Tensor], log: Callable[[Tensor], Tensor
         return torch.maximum(x, y) + log(1 + exp(torch.where(x == y, 0.0, -(x - y).abs())))
 
     return function
-
-
-def _log_sum_exp(x: Tensor, dim: Sequence[int], keepdim: bool = False) -> Tensor:
-    """Of numbers less their largest one: ReduceLogSumExp of ONNX Runtime takes none out behind a first infinity, and
-    what is below -88 then for nothing."""
-    x = _floating(x)
-    if not x.dim():
-        return x.clone()
-    dims, last = list(dim) or list(range(x.dim())), torch.finfo(x.dtype).max
-    largest = x.amax(dims, keepdim=True).clamp(-last, last)  # no infinity less itself
-    result = (x - largest).exp().sum(dims, keepdim=True).log() + largest
-    return result if keepdim else result.squeeze(dims)
 
 
 def _log_cumsum_exp(x: Tensor, dim: int) -> Tensor:
@@ -352,7 +340,6 @@ EXACT: dict[str, Callable[..., Any]] = {
     "aten::logaddexp": _log_add_exp(torch.exp, torch.log),
     "aten::logaddexp2": _log_add_exp(torch.exp2, torch.log2),
     "aten::logcumsumexp": _log_cumsum_exp,
-    "aten::logsumexp": _log_sum_exp,
     "aten::nan_to_num": _nan_to_num,
     "aten::native_batch_norm": made_by_torch("aten::native_batch_norm"),
     "aten::sign": _sign,

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from svexport.errors import ExportError, SvexportError
 from svexport.exporter.complex import ComplexParts
+from svexport.exporter.conversions import INTEGERS
 from svexport.exporter.corrections import CORRECTIONS
 from svexport.exporter.decompose import (
     ALWAYS,
@@ -33,7 +34,7 @@ from svexport.exporter.decompose import (
 )
 from svexport.exporter.exact import exact_embeddings
 from svexport.exporter.failures import line_of, located
-from svexport.exporter.jit_graph import kinds_of, read, schema_of
+from svexport.exporter.jit_graph import GraphWriter, kinds_of, read, schema_of
 from svexport.exporter.opsets import FIRST_TORCHSCRIPT_OPSET, LAST_TORCHSCRIPT_OPSET, LATER, OPSETS
 from svexport.graph.nodes import PLUGIN_ATTRIBUTES
 from svexport.logging import logger
@@ -315,11 +316,8 @@ def _emit(g: Any, op: Op, arguments: Sequence[Any]) -> Any:
     tensors, computed, numbers = node_of(op, arguments)
     inputs = [symbolic_helper._optional_input_placeholder_tensor(g) if value is None else value for value in tensors]
     inputs += [_size(g, value) for value in computed]
-    kinds = {argument.name: "f" if argument.kind.startswith("float") else "i" for argument in op.attributes}
-    attributes: dict[str, Any] = {f"{name}_{kinds[name]}": value for name, value in numbers.items()}
-    attributes |= {f"{name}_s": text for name, text in PLUGIN_ATTRIBUTES.items()}
-    attributes[f"{SOURCE_ATTRIBUTE}_s"] = user_frame(g.original_node.sourceRange())
-    outputs = g.op(f"{DOMAIN}::{op.node_type}", *inputs, outputs=op.num_outputs, **attributes)
+    attributes = numbers | PLUGIN_ATTRIBUTES | {SOURCE_ATTRIBUTE: user_frame(g.original_node.sourceRange())}
+    outputs = GraphWriter(g)(f"{DOMAIN}::{op.node_type}", *inputs, outputs=op.num_outputs, **attributes)
     types = _output_types(op, arguments, g.original_node)
     for output, type_ in zip((outputs,) if op.num_outputs == 1 else outputs, types, strict=True):
         if type_ is not None:
@@ -329,10 +327,10 @@ def _emit(g: Any, op: Op, arguments: Sequence[Any]) -> Any:
 
 def _size(g: Any, value: Any) -> Any:
     """A computed size as an int64 tensor of shape (1,); what math.floor returns is a float to the exporter."""
-    kinds = torch.onnx.JitScalarType
-    if kinds.from_value(value, kinds.UNDEFINED) != kinds.INT64:
-        value = g.op("Cast", value, to_i=kinds.INT64.onnx_type())
-    return symbolic_helper._reshape_helper(g, value, g.op("Constant", value_t=torch.tensor([1])))
+    write = GraphWriter(g)
+    if write.dtype(value) != torch.int64:
+        value = write("Cast", value, to=INTEGERS[torch.int64])
+    return write("Reshape", value, write.constant(torch.tensor([1])))
 
 
 def _output_types(op: Op, arguments: Sequence[Any], node: torch._C.Node) -> list[torch._C.TensorType | None]:
