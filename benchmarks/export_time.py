@@ -1,4 +1,6 @@
-"""``svexport.export(verify=False)`` at opset 11 beside both of torch's exporters, and ``import svexport`` beside
+"""``python -m benchmarks.export_time [--rounds N] [NAME …]``: how long an export takes.
+
+``svexport.export(verify=False)`` at opset 11 beside both of torch's exporters, and ``import svexport`` beside
 ``import torch``.
 
 CPU seconds of one thread, each exporter in turn: torch's TorchScript exporter at opset 17 and the one on torch.export
@@ -9,6 +11,7 @@ of torch, the first of a model what it alone needs.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import logging
@@ -31,8 +34,6 @@ from benchmarks._measure import write
 from svexport.cli._model import load_file
 
 EXAMPLES = ("detr3d", "deformable_detr", "multicamera", "stgcn", "yolox_stem")
-ROUNDS = 3
-"""Unless the command line has another number."""
 GOALS = {"TorchScript": 2.5, "torch.export": 0.7}
 """The largest ratio of our time to a peer's, at the median."""
 
@@ -129,27 +130,32 @@ def import_times() -> list[dict[str, Any]]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.export_time", description="how long an export takes")
+    parser.add_argument("names", nargs="*", help="models; all unless given")
+    parser.add_argument("--rounds", type=int, default=3, help="of each exporter in turn, after the first")
+    options = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for name, build in models().items():
+            if options.names and name not in options.names:
+                continue
             torch.manual_seed(0)
             try:
                 model, args = build()
             except BaseException as error:  # noqa: BLE001 - as above
                 print(f"{name}: {error}")
                 continue
-            rows.append(export_times(name, model.eval(), args, Path(folder), rounds))
+            rows.append(export_times(name, model.eval(), args, Path(folder), options.rounds))
             print(*(f"{k}: {v:.3f}" if isinstance(v, float) else f"{k}: {v}" for k, v in rows[-1].items()), flush=True)
     for peer, goal in GOALS.items():
         ratios = [row[f"ratio to {peer}"] for row in rows if f"ratio to {peer}" in row]
         rows.append(
             {
                 "workload": f"median ratio to {peer}",
-                "ratio": statistics.median(ratios),
+                "ratio": statistics.median(ratios) if ratios else None,
                 "goal": goal,
                 "models": len(ratios),
             }

@@ -147,21 +147,13 @@ def _without_nan(write: Writer, x: Any, number: float) -> Any:
     return write("Where", write("IsNaN", x), write.constant(torch.tensor(number, dtype=dtype)), finite)
 
 
-def _larger(write: Writer, op_type: str, x: Any, y: Any, *, floating: bool | None = None) -> Any:
+def _larger(write: Writer, op_type: str, x: Any, y: Any, kind: torch.dtype | None) -> Any:
     """The larger or smaller of two (Max, Min) of one type: of integers, ONNX Runtime compares 32 bits of 64."""
-    if write.dtype(x) == torch.bool:
+    if kind == torch.bool:
         return write("Or" if op_type == "Max" else "And", x, y)
-    if _is_floating(write, x) if floating is None else floating:
+    if kind is not None and kind.is_floating_point:
         return write(op_type, x, y)
     return write("Where", write("Less", *((x, y) if op_type == "Max" else (y, x))), y, x)
-
-
-def _bounded(write: Writer, x: Any, low: Any, high: Any) -> Any:
-    """Within bounds of its type, each of which may be None: Clip has the largest finite number in place of it."""
-    floating = _is_floating(write, x)  # which is not known of what was just written
-    if low is not None:
-        x = _larger(write, "Max", x, low, floating=floating)
-    return x if high is None else _larger(write, "Min", x, high, floating=floating)
 
 
 _BITS = 64
@@ -174,31 +166,17 @@ def _integer_power(write: Writer, x: Any, exponent: Any, kind: torch.dtype) -> A
     Either of ``x`` and ``exponent`` may be an ``int``; an exponent that is one is not negative.
     """
     wide = torch.int64 if kind == torch.int64 or not isinstance(exponent, int) else torch.int32
-    one = write.constant(torch.tensor(1, dtype=wide))
+    x, one = _typed(write, x, wide), write.constant(torch.tensor(1, dtype=wide))
     if isinstance(exponent, int):
-        result = _by_squaring(write, _cast(write, x, wide), exponent, one)
+        result = _by_squaring(write, x, exponent, one)
     else:
-        exponent = _cast(write, exponent, wide)
-        negative = write("Less", exponent, write.constant(torch.tensor(0)))
-        odd = write("Mod", exponent, write.constant(torch.tensor(2)))
-        result = _by_bits(write, _cast(write, x, wide), write("Where", negative, odd, exponent), one)
-        vanishes = negative if isinstance(x, int) else write("And", negative, _larger_than_one(write, x, one))
-        if not isinstance(x, int) or abs(x) != 1:
-            result = write("Where", vanishes, write.constant(torch.tensor(0)), result)
-    return _cast(write, result, kind, wide)
-
-
-def _cast(write: Writer, x: Any, kind: torch.dtype, given: torch.dtype | None = None) -> Any:
-    if isinstance(x, int) or (given or write.dtype(x)) == kind:
-        return x
-    return write("Cast", x, to=INTEGERS[kind])
-
-
-def _larger_than_one(write: Writer, x: Any, one: Any) -> Any:
-    """Whether the reciprocal of an integer is no integer (as that of 0 is none)."""
-    x = _cast(write, x, torch.int64)
-    unit = write("Or", write("Equal", x, one), write("Equal", x, write.constant(torch.tensor(-1))))
-    return write("Not", unit)
+        zero, minus_one, two = (write.constant(torch.tensor(number)) for number in (0, -1, 2))
+        exponent = _typed(write, exponent, wide)
+        negative = write("Less", exponent, zero)
+        result = _by_bits(write, x, write("Where", negative, write("Mod", exponent, two), exponent), one)
+        unit = write("Or", write("Equal", x, one), write("Equal", x, minus_one))  # whose reciprocal is an integer
+        result = write("Where", write("And", negative, write("Not", unit)), zero, result)
+    return result if kind == wide else write("Cast", result, to=INTEGERS[kind])
 
 
 def _by_squaring(write: Writer, x: Any, exponent: int, one: Any) -> Any:
@@ -215,16 +193,14 @@ def _by_squaring(write: Writer, x: Any, exponent: int, one: Any) -> Any:
 def _by_bits(write: Writer, x: Any, exponent: Any, one: Any) -> Any:
     """The product of the squares, squares of squares and so on that the bits of an exponent from 0 on choose."""
     places = [2 ** min(bit, _BITS - 2) for bit in range(_BITS)]
-    digits = write("Mod", write("Div", write.unsqueezed(exponent), write.constant(torch.tensor(places))), _two(write))
+    digits = write("Div", write.unsqueezed(exponent), write.constant(torch.tensor(places)))
+    digits = write("Mod", digits, write.constant(torch.tensor(2)))
     last = [1] * (_BITS - 1) + [2]  # which no digit is: there is no bit of that place
     chosen = write("Equal", digits, write.constant(torch.tensor(last)))
-    if isinstance(x, int):
-        powers = write.constant(torch.tensor([_wrapped(pow(x, 2**bit, 2**_BITS)) for bit in range(_BITS)]))
-    else:
-        squares = [write.unsqueezed(x)]
-        while len(squares) < _BITS - 1:
-            squares.append(write("Mul", squares[-1], squares[-1]))
-        powers = write("Concat", *squares, squares[-1], axis=-1 if write.rank(x) is None else write.rank(x))
+    squares = [write.unsqueezed(x)]
+    while len(squares) < _BITS - 1:
+        squares.append(write("Mul", squares[-1], squares[-1]))
+    powers = write("Concat", *squares, squares[-1], axis=-1 if write.rank(x) is None else write.rank(x))
     factors = write("Where", chosen, powers, one)
     size = _BITS // 2
     while size:  # ReduceProd is of doubles in ONNX Runtime, too
@@ -232,15 +208,6 @@ def _by_bits(write: Writer, x: Any, exponent: Any, one: Any) -> Any:
         factors = write("Mul", *(write("Gather", factors, write.constant(half), axis=-1) for half in halves))
         size //= 2
     return write.squeezed(factors, -1)
-
-
-def _two(write: Writer) -> Any:
-    return write.constant(torch.tensor(2))
-
-
-def _wrapped(number: int) -> int:
-    """Of a number from 0 on, that of the same 64 bits with a sign."""
-    return number - 2**_BITS if number >= 2 ** (_BITS - 1) else number
 
 
 # ------------------------------------------------------------------ as torch has their arguments
@@ -259,11 +226,13 @@ def _type_of(write: Writer, *values: Any) -> torch.dtype | None:
 
 
 def _clamp(write: Writer, x: Any, min: Any = None, max: Any = None) -> Any:
+    """Clip has the largest finite number in place of a bound that is none, or that is NaN."""
     kind = write.dtype(x)
     low, high = (bound if bound is None else _typed(write, bound, kind) for bound in (min, max))
     if isinstance(min, (int, float)) and isinstance(max, (int, float)) and _is_floating(write, x):
         return write("Clip", x, low, high)
-    return _bounded(write, x, low, high)
+    x = x if low is None else _larger(write, "Max", x, low, kind)
+    return x if high is None else _larger(write, "Min", x, high, kind)
 
 
 def _relu(write: Writer, x: Any) -> Any:
@@ -417,7 +386,7 @@ def _extremes(name: str) -> dict[str, Callable[..., Any]]:
         return write("Reshape", found, shape) if keepdim else found
 
     def two(write: Writer, x: Any, y: Any) -> Any:
-        return _larger(write, name, x, y)
+        return _larger(write, name, x, y, write.dtype(x))
 
     return {
         f"aten::{small}": whole,

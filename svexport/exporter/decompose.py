@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -282,15 +283,6 @@ def _repeat_interleave(
     return input.unsqueeze(dim + 1).repeat(times).flatten(dim, dim + 1)
 
 
-def _logical(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    def bitwise(x: Tensor, y: Tensor) -> Tensor:
-        if x.dtype != torch.bool or y.dtype != torch.bool:
-            raise DecompositionError("ONNX has nothing for the bits of integers before opset 18")
-        return function(x, y)
-
-    return bitwise
-
-
 def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: Any = None) -> Tensor:
     return torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, -1)
 
@@ -452,9 +444,8 @@ _OURS: dict[str, Callable[..., Any]] = {
     "aten::_to_copy": lambda x, *, dtype=None, **_: x.clone() if dtype in (None, x.dtype) else x.to(dtype),
     **{f"aten::_upsample_nearest_exact{axes}d{form}": nearest_exact for axes in (1, 2, 3) for form in ("", ".vec")},
     "aten::addcmul": lambda x, y, z, *, value=1: x + (y * z if value == 1 else y * z * value),
-    "aten::bitwise_and.Tensor": _logical(torch.logical_and),
-    "aten::bitwise_xor.Tensor": _logical(torch.logical_xor),
-    "aten::cdist": _cdist,
+    "aten::bitwise_and.Tensor": operator.and_,
+    "aten::bitwise_xor.Tensor": operator.xor,
     "aten::channel_shuffle": lambda x, groups: x.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1, 2),
     "aten::cosine_similarity": _cosine_similarity,
     "aten::erfc": lambda x: 1 - x.erf(),
@@ -465,20 +456,12 @@ _OURS: dict[str, Callable[..., Any]] = {
     "aten::index_reduce": _index_reduce,
     "aten::log10": _log10,
     **{f"aten::max_unpool{axes}d": _max_unpool for axes in (2, 3)},
-    "aten::pdist": _pdist,
     **{f"aten::repeat_interleave.self_{form}": _repeat_interleave for form in ("Tensor", "int")},
-    **{f"aten::searchsorted.{form}": _searchsorted for form in ("Scalar", "Tensor")},
     "aten::trunc": lambda x: torch.where(x < 0, x.ceil(), x.floor()),
 }
 
-WRONG = (
-    frozenset(name.partition(".")[0] for name in EXACT)
-    | aten.OTHERWISE
-    | {
-        *("aten::addcmul", "aten::cdist", "aten::cosine_similarity", "aten::fill_diagonal", "aten::float_power"),
-        "aten::log10",
-    }
-)
+_OTHERWISE = ("addcmul", "cosine_similarity", "fill_diagonal", "float_power", "log10")
+WRONG = frozenset(name.partition(".")[0] for name in (*EXACT, *aten.OTHERWISE, *map("aten::{}".format, _OTHERWISE)))
 """Functions of which the exporter makes something else than torch does: traced as what we have for them, always."""
 
 ALWAYS = (*WRONG, "aten::movedim")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from svexport.exporter.aten import made_by_torch
+from svexport.exporter.aten.span import between
 
 __all__ = ["DOUBLES"]
 
@@ -42,13 +43,10 @@ def _arange(start: Any, end: Any, step: Any = 1, *, dtype: torch.dtype | None = 
 
 
 def _linspace(start: Any, end: Any, steps: int, *, dtype: torch.dtype | None = None, **options: Any) -> Any:
-    """From both ends, as torch."""
     dtype = dtype or torch.get_default_dtype()
     if dtype != torch.float64 or any(isinstance(number, Tensor) for number in (start, end)) or steps < 2:
         return NotImplemented
-    places = torch.arange(steps, device=options.get("device"))
-    place, step = places.to(dtype), (end - start) / (steps - 1)
-    return torch.where(places < steps // 2, place * step + start, (place - (steps - 1)) * step + end)
+    return between(start, end, steps, dtype, options.get("device"))
 
 
 def _logspace(

@@ -28,17 +28,7 @@ from svexport.tracing.sizes import tiled
 
 __all__ = ["batch_axes", "export"]
 
-_LOGGERS = (
-    "onnx_ir",
-    "onnxscript",
-    "torch._subclasses.fake_tensor",
-    "torch.utils.flop_counter",
-    "torch._export.non_strict_utils",
-    "torch.export._trace",
-    "torch.fx.experimental.symbolic_shapes",
-    "torch.onnx._internal.exporter",
-    "torch.onnx._internal.exporter._registration",
-)
+_LOGGERS = ("onnx_ir", "onnxscript", "torch")
 
 
 def export(
@@ -206,10 +196,10 @@ def _cast_back(program: torch.onnx.ONNXProgram, dtypes: Sequence[torch.dtype]) -
 def _optimized(
     program: torch.onnx.ONNXProgram, options: Mapping[str, Any], dtypes: Sequence[torch.dtype]
 ) -> onnx.ModelProto:
-    """The program as the exporter's optimizer leaves it, or with constants folded where that makes it invalid.
+    """The program as the exporter's optimizer leaves it, or with constants folded where that makes it invalid or fails.
 
-    The optimizer may break a graph, or fail. As it was traced, a program has sequences of the parts of splits, and
-    computes biases of convolutions that have none.
+    As it was traced, a program has sequences of the parts of splits, and computes biases of convolutions that have
+    none.
     """
     _cast_back(program, dtypes)
     try:
@@ -221,20 +211,9 @@ def _optimized(
         logger.warning("folded constants only: the optimizer broke the graph ({})", str(error).splitlines()[0])
     from onnxscript import optimizer
 
-    try:
-        plain = _plain(program, options, dtypes)
-        optimizer.fold_constants(plain.model)
-        optimizer.remove_unused_nodes(plain.model)
-    except ir.passes.PassError:  # as it was traced, then
-        plain = _plain(program, options, dtypes)
-    return plain.model_proto
-
-
-def _plain(
-    program: torch.onnx.ONNXProgram, options: Mapping[str, Any], dtypes: Sequence[torch.dtype]
-) -> torch.onnx.ONNXProgram:
-    """The program before it was optimized."""
-    again = torch.onnx.export(program.exported_program, **options)  # type: ignore[arg-type]
-    assert again is not None
-    _cast_back(again, dtypes)
-    return again
+    traced = torch.onnx.export(program.exported_program, **options)  # type: ignore[arg-type]
+    assert traced is not None
+    _cast_back(traced, dtypes)
+    optimizer.fold_constants(traced.model)
+    optimizer.remove_unused_nodes(traced.model)
+    return traced.model_proto

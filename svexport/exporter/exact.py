@@ -217,8 +217,8 @@ _ERFCC = (
 )
 
 
-def _erfcx_parts(x: Tensor) -> tuple[Tensor, Tensor]:
-    """``factor`` and ``power``: the scaled complementary error function of numbers from 0 on is factor * exp(power).
+def _erfcx(x: Tensor) -> Tensor:
+    """``exp(x * x) * erfc(x)``, whose factors overflow and vanish.
 
     Raises:
         UnsupportedError: of float64, for it is right to 1.2e-7.
@@ -227,16 +227,10 @@ def _erfcx_parts(x: Tensor) -> tuple[Tensor, Tensor]:
     """
     if x.dtype == torch.float64:
         raise UnsupportedError("erfcx and log_ndtr of float64 have no exact form in ONNX; compute them in float32")
-    t = 1 / (1 + 0.5 * x)
-    return t, polynomial(t, _ERFCC)
-
-
-def _erfcx(x: Tensor) -> Tensor:
-    """``exp(x * x) * erfc(x)``, whose factors overflow and vanish."""
     kind = _floating(x).dtype
     x = _floating(x).to(torch.promote_types(kind, torch.float32))
-    factor, power = _erfcx_parts(x.abs())
-    scaled = factor * torch.exp(power)
+    t = 1 / (1 + 0.5 * x.abs())
+    scaled = t * torch.exp(polynomial(t, _ERFCC))
     return torch.where(x < 0, 2 * torch.exp(x * x) - scaled, scaled).to(kind)
 
 
@@ -245,10 +239,8 @@ def _log_ndtr(x: Tensor) -> Tensor:
     kind = _floating(x).dtype
     x = _floating(x).to(torch.promote_types(kind, torch.float32))
     z = x.abs() * math.sqrt(0.5)
-    factor, power = _erfcx_parts(z)
-    below = torch.log(0.5 * factor) + power - z * z
-    above = torch.log(1 - 0.5 * factor * torch.exp(power - z * z))
-    return torch.where(x < 0, below, above).to(kind)
+    half = 0.5 * _erfcx(z)
+    return torch.where(x < 0, torch.log(half) - z * z, torch.log(1 - half * torch.exp(-z * z))).to(kind)
 
 
 def _diagonal_scatter(x: Tensor, source: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:

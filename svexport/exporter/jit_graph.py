@@ -25,8 +25,8 @@ class GraphWriter(Writer):
         self.opset: int = g.opset
 
     def __call__(self, op_type: str, *inputs: Any, outputs: int = 1, **attributes: Any) -> Any:
-        """The outputs of a new node."""
-        typed = {f"{name}_{'f' if isinstance(value, float) else 'i'}": value for name, value in attributes.items()}
+        """The outputs of a new node; attributes may be texts, too."""
+        typed = {f"{name}_{_letter(value)}": value for name, value in attributes.items()}
         return self._g.op(op_type, *inputs, outputs=outputs, **typed)
 
     def constant(self, tensor: Tensor) -> Any:
@@ -41,6 +41,11 @@ class GraphWriter(Writer):
     def rank(self, value: Any) -> int | None:
         """Of a value, where it is known."""
         return symbolic_helper._get_tensor_rank(value)
+
+
+def _letter(value: Any) -> str:
+    """By which the exporter is told the type of an attribute, or of those in a list."""
+    return {float: "f", str: "s"}.get(type(value[0] if isinstance(value, list) else value), "i")
 
 
 def schema_of(node: torch._C.Node) -> Any:

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from svexport.errors import ExportError, SvexportError
 from svexport.exporter.complex import ComplexParts
+from svexport.exporter.conversions import INTEGERS
 from svexport.exporter.corrections import CORRECTIONS
 from svexport.exporter.decompose import (
     ALWAYS,
@@ -33,7 +34,7 @@ from svexport.exporter.decompose import (
 )
 from svexport.exporter.exact import exact_embeddings
 from svexport.exporter.failures import line_of, located
-from svexport.exporter.jit_graph import kinds_of, read, schema_of
+from svexport.exporter.jit_graph import GraphWriter, kinds_of, read, schema_of
 from svexport.exporter.opsets import FIRST_TORCHSCRIPT_OPSET, LAST_TORCHSCRIPT_OPSET, LATER, OPSETS
 from svexport.graph.nodes import PLUGIN_ATTRIBUTES
 from svexport.logging import logger
@@ -233,14 +234,7 @@ def _open_functions() -> Iterator[None]:
 @contextmanager
 def _numbers_of_unpooling() -> Iterator[None]:
     """Has ``F.max_unpool2d`` compute with numbers the size that it checks; the tracer makes tensors of sizes."""
-    own = F._unpool_output_size  # type: ignore[attr-defined]
-
-    def numbers(input: Tensor, kernel_size: Any, stride: Any, padding: Any, output_size: Any) -> list[int]:
-        with untraced():
-            given = None if output_size is None else [int(size) for size in output_size]
-            return own(input, kernel_size, stride, padding, given)
-
-    with swapped(F, _unpool_output_size=numbers):
+    with swapped(F, _unpool_output_size=untraced()(F._unpool_output_size)):  # type: ignore[attr-defined]
         yield
 
 
@@ -253,12 +247,14 @@ def registered() -> Iterator[None]:
     """
     for opset in range(OPSETS.start, LAST_TORCHSCRIPT_OPSET + 1):  # torch.onnx imports its own only when it exports
         import_module(f"torch.onnx.symbolic_opset{opset}")
-    functions = {}
+    conversions = {}
     for symbolic in SYMBOLICS.values():
-        functions[f"{DOMAIN}::{symbolic.op.name}"] = _symbolic_function(symbolic)
+        conversions[f"{DOMAIN}::{symbolic.op.name}"] = _to_node_of(symbolic)
         for name in {name.partition(".")[0] for name in symbolic.aten}:
-            functions[qualified(name)] = _symbolic_function(symbolic, name)
-    functions |= {name: _correction(name, convert, functions.get(name)) for name, convert in CORRECTIONS.items()}
+            conversions[qualified(name)] = _to_node_of(symbolic, name)
+    for name, convert in CORRECTIONS.items():
+        conversions[name] = _corrected(convert, conversions[name]) if name in conversions else convert
+    functions = {name: _function(name, convert) for name, convert in conversions.items()}
     groups = registry._registry
     own = {name: groups.pop(name, None) for name in functions}
     try:
@@ -272,68 +268,56 @@ def registered() -> Iterator[None]:
                 groups[name] = group
 
 
-def _exporters_own(name: str) -> Callable[[int], Callable[..., Any] | None]:
-    """The conversion of an aten function that torch.onnx has for an opset, or None."""
+def _function(name: str, convert: Callable[..., Any]) -> Callable[..., Any]:
+    """The function torch.onnx calls for each node of that name; ``convert`` is given the exporter's own."""
     group = registry.get_function_group(name)
-    functions = dict(group._functions._merged) if group else {}
-    return lambda opset: functions.get(max((first for first in functions if first <= opset), default=0))
+    owns = dict(group._functions._merged) if group else {}
 
+    def own_of(opset: int) -> Callable[..., Any] | None:
+        return owns.get(max((first for first in owns if first <= opset), default=0))
 
-def _correction(name: str, convert: Callable[..., Any], ours: Callable[..., Any] | None) -> Callable[..., Any]:
-    """The function torch.onnx calls for an aten function of :data:`CORRECTIONS`; ``ours`` is an op's, where one is."""
-    exporters_own = _exporters_own(name)
-
-    def missing(g: Any, *values: torch._C.Value) -> Any:  # what a correction does without is not missed
-        first = next((opset for opset in range(g.opset, LAST_TORCHSCRIPT_OPSET + 1) if exporters_own(opset)), None)
+    def missing(g: Any, *values: torch._C.Value) -> Any:  # what a conversion does without is not missed
+        first = next((opset for opset in range(g.opset, LAST_TORCHSCRIPT_OPSET + 1) if own_of(opset)), None)
         raise torch.onnx.errors.UnsupportedOperatorError(name, g.opset, first)
 
     def function(g: Any, *values: torch._C.Value) -> Any:
         try:
-            return convert(g, ours or exporters_own(g.opset) or missing, *values)
+            return convert(g, own_of(g.opset) or missing, *values)
         except ExportError as error:
             raise located(error, user_frame(g.original_node.sourceRange())) from error.__cause__
 
     return function
 
 
-def _symbolic_function(symbolic: Symbolic, aten: str | None = None) -> Callable[..., Any]:
-    """The function torch.onnx calls for each node of that kind: the op's own, or that of an aten function."""
-    exporters_own = _exporters_own(qualified(aten)) if aten else None
+def _corrected(correct: Callable[..., Any], convert: Callable[..., Any]) -> Callable[..., Any]:
+    """Of a function that an op of ours stands for, whose conversion is then the one that is corrected."""
+    return lambda g, own, *values: correct(g, lambda g, *given: convert(g, own, *given), *values)
 
-    def function(g: Any, *values: torch._C.Value) -> Any:
-        if aten is None or exporters_own is None:
-            kinds = [argument.kind for argument in symbolic.op.arguments]
-            return _emit(g, symbolic.op, list(map(read, values, kinds)))
-        own = exporters_own(g.opset)
-        if own and symbolic.until is not None and g.opset > symbolic.until:
+
+def _to_node_of(symbolic: Symbolic, aten: str | None = None) -> Callable[..., Any]:
+    """The conversion to a node of an op: of the op itself, or of an aten function that it stands for."""
+
+    def convert(g: Any, own: Callable[..., Any], *values: torch._C.Value) -> Any:
+        if aten is None:
+            return _emit(g, symbolic.op, [read(v, a.kind) for v, a in zip(values, symbolic.op.arguments, strict=True)])
+        if symbolic.until is not None and g.opset > symbolic.until:
             with suppress(torch.onnx.errors.OnnxExporterError):  # what it refuses is ours all the same
                 return own(g, *values)
         schema = schema_of(g.original_node)
-        convert = symbolic.aten.get(aten) or symbolic.aten.get(f"{aten}.{schema.overload_name}")
-        arguments = convert and convert(*map(read, values, kinds_of(schema)))
-        if arguments is not None:
-            return _emit(g, symbolic.op, arguments)
-        if own is None:
-            raise torch.onnx.errors.UnsupportedOperatorError(qualified(aten), g.opset, None)
-        return own(g, *values)
+        taken = symbolic.aten.get(aten) or symbolic.aten.get(f"{aten}.{schema.overload_name}")
+        arguments = taken and taken(*map(read, values, kinds_of(schema)))
+        return own(g, *values) if arguments is None else _emit(g, symbolic.op, arguments)
 
-    return function
+    return convert
 
 
 def _emit(g: Any, op: Op, arguments: Sequence[Any]) -> Any:
     """The svexport node, with types on its outputs so that later symbolics find them."""
-    source = user_frame(g.original_node.sourceRange())
-    try:
-        tensors, computed, numbers = node_of(op, arguments)
-    except ExportError as error:
-        raise located(error, source or "unknown source") from None
+    tensors, computed, numbers = node_of(op, arguments)
     inputs = [symbolic_helper._optional_input_placeholder_tensor(g) if value is None else value for value in tensors]
     inputs += [_size(g, value) for value in computed]
-    kinds = {argument.name: "f" if argument.kind.startswith("float") else "i" for argument in op.attributes}
-    attributes: dict[str, Any] = {f"{name}_{kinds[name]}": value for name, value in numbers.items()}
-    attributes |= {f"{name}_s": text for name, text in PLUGIN_ATTRIBUTES.items()}
-    attributes[f"{SOURCE_ATTRIBUTE}_s"] = source
-    outputs = g.op(f"{DOMAIN}::{op.node_type}", *inputs, outputs=op.num_outputs, **attributes)
+    attributes = numbers | PLUGIN_ATTRIBUTES | {SOURCE_ATTRIBUTE: user_frame(g.original_node.sourceRange())}
+    outputs = GraphWriter(g)(f"{DOMAIN}::{op.node_type}", *inputs, outputs=op.num_outputs, **attributes)
     types = _output_types(op, arguments, g.original_node)
     for output, type_ in zip((outputs,) if op.num_outputs == 1 else outputs, types, strict=True):
         if type_ is not None:
@@ -343,10 +327,10 @@ def _emit(g: Any, op: Op, arguments: Sequence[Any]) -> Any:
 
 def _size(g: Any, value: Any) -> Any:
     """A computed size as an int64 tensor of shape (1,); what math.floor returns is a float to the exporter."""
-    kinds = torch.onnx.JitScalarType
-    if kinds.from_value(value, kinds.UNDEFINED) != kinds.INT64:
-        value = g.op("Cast", value, to_i=kinds.INT64.onnx_type())
-    return symbolic_helper._reshape_helper(g, value, g.op("Constant", value_t=torch.tensor([1])))
+    write = GraphWriter(g)
+    if write.dtype(value) != torch.int64:
+        value = write("Cast", value, to=INTEGERS[torch.int64])
+    return write("Reshape", value, write.constant(torch.tensor([1])))
 
 
 def _output_types(op: Op, arguments: Sequence[Any], node: torch._C.Node) -> list[torch._C.TensorType | None]:
@@ -402,16 +386,11 @@ def _failure(model: nn.Module, tensors: Sequence[Tensor], opset: int, error: Exc
                 reason += f"\n  at {shown_line(place[1], int(place[2]), None)}\n  make it a constant"
         return ExportError(f"cannot be exported at opset {opset}: {reason}\n  {LATER}")
     name = message.split("'")[1] if "'" in message else ""
-    where: list[str] = []
-    try:
-        graph = torch.jit.trace(model, tuple(tensors), check_trace=False).inlined_graph
-        for node in graph.findAllNodes(name, recurse=True):
-            frame = user_frame(node.sourceRange())
-            if frame and frame not in where:
-                where.append(frame)
-    except Exception:  # noqa: BLE001 - only the source line would be lost
-        pass
-    at = "".join(f"\n  at {frame}" for frame in where[:5])
+    where: dict[str, None] = {}
+    with suppress(Exception):  # only the source line would be lost
+        nodes = torch.jit.trace(model, tuple(tensors), check_trace=False).inlined_graph.findAllNodes(name, recurse=True)
+        where = dict.fromkeys(filter(None, (user_frame(node.sourceRange()) for node in nodes)))
+    at = "".join(f"\n  at {frame}" for frame in [*where][:5])
     needs = message.rsplit("added in version ", 1)
     advice = (
         f"export with opset={needs[1].split(',')[0]} or later"

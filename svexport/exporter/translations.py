@@ -17,7 +17,7 @@ from svexport.exporter.conversions import CONVERSIONS, TYPES, Writer
 from svexport.exporter.numbers import TRANSLATIONS
 from svexport.exporter.opsets import FIRST_DYNAMO_OPSET
 from svexport.graph.nodes import PLUGIN_ATTRIBUTES
-from svexport.ops._op import DOMAIN, Op
+from svexport.ops._op import DOMAIN
 from svexport.symbolic import SYMBOLICS, Symbolic
 from svexport.symbolic._symbolic import TensorInfo, node_of, qualified
 
@@ -105,10 +105,9 @@ def _of_numbers(write: Writer) -> dict[Any, Callable[..., Any]]:
 def _translation(
     symbolic: Symbolic, convert: Callable[..., Sequence[Any] | None] | None = None, schema: Sequence[Any] = ()
 ) -> Callable[..., Any]:
-    from onnxscript import opset18, values
+    from onnxscript import evaluator, opset18
 
     op = symbolic.op
-    domain = values.Opset(DOMAIN, 1)
 
     def function(*args: Any, **kwargs: Any) -> Any:
         arguments: Sequence[Any] = _info(args)
@@ -122,7 +121,10 @@ def _translation(
         while inputs and inputs[-1] is None and not computed:
             inputs.pop()
         inputs += [opset18.Reshape(size, opset18.Constant(value_ints=[1])) for size in computed]  # type: ignore[arg-type]
-        return values.Op(domain, op.node_type, _schema(op, len(inputs)))(*inputs, **attributes, **PLUGIN_ATTRIBUTES)
+        named = attributes | PLUGIN_ATTRIBUTES
+        node = ir.node(op.node_type, inputs, named, domain=DOMAIN, num_outputs=op.num_outputs)
+        evaluator.default().nodes.append(node)  # type: ignore[attr-defined]  # the exporter's, which records nodes
+        return node.outputs[0] if op.num_outputs == 1 else node.outputs
 
     return function
 
@@ -135,25 +137,3 @@ def _info(value: Any) -> Any:
         return value
     shape = value.shape
     return TensorInfo(value, None if shape is None else tuple(d if isinstance(d, int) else None for d in shape))
-
-
-def _schema(op: Op, num_inputs: int) -> Any:
-    from onnx import defs
-
-    schema = defs.OpSchema
-    kinds = {"int": schema.AttrType.INT, "float": schema.AttrType.FLOAT, "ints": schema.AttrType.INTS}
-    kinds["floats"] = schema.AttrType.FLOATS
-    attributes = [schema.Attribute(a.name, kinds[a.kind], "", required=False) for a in op.attributes]
-    attributes += [schema.Attribute(name, schema.AttrType.STRING, "") for name in PLUGIN_ATTRIBUTES]
-    kinds_of_tensors = ("float", "float16", "bfloat16", "double", "int8", "uint8", "int32", "int64", "bool")
-    tensors = [f"tensor({kind})" for kind in kinds_of_tensors]
-    optional = schema.FormalParameterOption.Optional  # a variadic input could not be absent
-    return schema(
-        op.node_type,
-        DOMAIN,
-        1,
-        inputs=[schema.FormalParameter(f"input_{i}", "T", param_option=optional) for i in range(num_inputs)],
-        outputs=[schema.FormalParameter(f"output_{i}", "T") for i in range(op.num_outputs)],
-        type_constraints=[("T", tensors, "")],
-        attributes=attributes,
-    )

@@ -11,10 +11,10 @@ from torch import Tensor
 from svexport.errors import ExportError
 from svexport.tracing.swapped import untraced
 
-__all__ = ["FUNCTIONS", "OTHERWISE", "linspace"]
+__all__ = ["FUNCTIONS", "OTHERWISE", "between", "linspace"]
 
 
-def _between(start: Any, end: Any, steps: Any, dtype: torch.dtype, device: Any) -> Tensor:
+def between(start: Any, end: Any, steps: Any, dtype: torch.dtype, device: Any) -> Tensor:
     """``(steps,)`` of a floating-point type, from both ends to the middle, as torch computes it."""
     place = torch.arange(steps, dtype=dtype, device=device)
     first, last = (_as(place, value) for value in (start, end))
@@ -41,7 +41,7 @@ def linspace(
             return torch.linspace(start, end, steps, dtype=dtype, device=device, **options)
     dtype, device = _as_given(start, end, steps, dtype, device, "linspace")
     precise = torch.promote_types(dtype, torch.float32) if dtype.is_floating_point else torch.float64
-    return _between(start, end, steps, precise, device).to(dtype)
+    return between(start, end, steps, precise, device).to(dtype)
 
 
 def _logspace(
@@ -56,7 +56,7 @@ def _logspace(
 ) -> Any:
     """In double precision, for a power is large in what its exponent is small in."""
     dtype, device = _as_given(start, end, steps, dtype, device, "logspace")
-    exponent = _between(start, end, steps, torch.float64, device)
+    exponent = between(start, end, steps, torch.float64, device)
     return torch.pow(torch.full_like(exponent, base), exponent).to(dtype)
 
 
