@@ -220,7 +220,7 @@ def test_as_torchvision() -> None:
     for sizes in SHAPES[:-1]:
         args = moved(case(**sizes), "cuda")
         expected = torchvision.ops.deform_conv2d(*args[:4], *args[5:8], args[4])
-        assert relative_error(OP(*args), expected) < 5e-5  # places of 601 rows have 24 bits
+        assert relative_error(OP(*args), expected) < 1e-5 + max(sizes["size"]) * 2**-23  # a place in float32
 
 
 PIECES = [
@@ -266,13 +266,16 @@ def test_pieces_as_torchvision(sizes: dict) -> None:
     expected = torchvision.ops.deform_conv2d(
         *moved([*args[:4]], torch.float64), *args[5:8], moved(args[4], torch.float64)
     )
-    assert relative_error(OP(*args), expected) < 5e-5  # places of 601 rows have 24 bits
+    assert relative_error(OP(*args), expected) < 1e-5 + max(sizes["size"]) * 2**-23  # a place in float32
 
 
 @pytest.mark.parametrize("sizes", PIECES[:4], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_takes_no_more_memory_than_torchvision(sizes: dict, dtype: torch.dtype) -> None:
-    """Of the device, at once: 2 % of the peak of a training step, beyond 4 MB for pieces that are not made smaller."""
+    """Of the device, at once: 2 % of the peak of a training step, beyond 4 MB for pieces that are not made smaller.
+
+    Gradients of half inputs are summed in float32, which torchvision does in the half type.
+    """
     torchvision = pytest.importorskip("torchvision")
     args, inputs = leaves(tuple(moved(case(**sizes), "cuda", dtype)))
 
@@ -283,7 +286,8 @@ def test_takes_no_more_memory_than_torchvision(sizes: dict, dtype: torch.dtype) 
         torch.autograd.grad(torchvision.ops.deform_conv2d(*args[:4], *args[5:8], args[4]).sum(), inputs)
 
     limit = 1.02 * peak_memory(peer)
-    assert peak_memory(ours) < limit + (4e6 if limit < 40e6 else 0)
+    sums = 0 if dtype is torch.float32 else 4 * inputs[0].numel()
+    assert peak_memory(ours) < limit + sums + (4e6 if limit < 40e6 else 0)
 
 
 @pytest.mark.large
