@@ -1,4 +1,4 @@
-"""A file in ONNX Runtime, beside torch: in a thread of its own where torch leaves a processor free."""
+"""A file in ONNX Runtime, beside torch: in a thread of its own where there are processors for both."""
 
 from __future__ import annotations
 
@@ -26,19 +26,42 @@ T = TypeVar("T")
 class FileBeside:
     """Loads a file and runs it, one run after another.
 
-    With as many threads as torch has. Where there are processors for both, ``start`` and the constructor return at
-    once, torch may compute meanwhile, and errors come with what is asked for; else each does its work first.
+    With ``apart``, and processors for it, in a thread of its own: ``start`` and the constructor return at once, and
+    errors come with what is asked for. Where there are not enough for as many threads as torch has, each of the two has
+    some of those, until the context of this object ends or :meth:`end` does. After that, and otherwise, what is started
+    is done first.
 
     Attributes:
+        path: of the file.
         waits: whether each run is over before ``start`` returns.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, apart: bool = True) -> None:
         from svexport.runtime.session import OnnxEngine
 
-        threads = torch.get_num_threads()
-        self._pool = ThreadPoolExecutor(1, "svexport-file") if _processors() >= 2 * threads else None
-        self._engine = self._started(partial(OnnxEngine, path, device="cpu", threads=threads))
+        self.path = path
+        self._usual = torch.get_num_threads()
+        own = _threads(self._usual, _processors()) if apart else 0
+        self._pool = ThreadPoolExecutor(1, "svexport-file") if own else None
+        self._shares = bool(own) and self._usual + own > _processors()
+        self._left = self._usual - own if self._shares else self._usual
+        self._engine = self._started(partial(OnnxEngine, path, device="cpu", threads=own or self._usual))
+
+    def __enter__(self) -> FileBeside:
+        if self._shares:
+            torch.set_num_threads(self._left)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Has what is started from now on done first; torch has its usual threads again."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
+            if self._shares:
+                torch.set_num_threads(self._usual)
 
     @property
     def waits(self) -> bool:  # noqa: D102 - among the attributes
@@ -65,12 +88,6 @@ class FileBeside:
         given = [t.detach().cpu() for t in inputs]
         return self._started(lambda: self.engine.run(given))
 
-    def close(self) -> None:
-        """Ends the thread; runs after this are in the caller's."""
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-            self._pool = None
-
     def _started(self, work: Callable[[], T]) -> Future[T]:
         if self._pool is not None:
             return self._pool.submit(work)
@@ -80,6 +97,12 @@ class FileBeside:
         except Exception as error:  # noqa: BLE001 - who asks for the result gets it
             done.set_exception(error)
         return done
+
+
+def _threads(torchs: int, processors: int) -> int:
+    """For the file: as many as torch has, what torch leaves, or half of torch's, the first for which there is one; 0 of
+    a single processor."""
+    return min(torchs, max(processors - torchs, torchs // 2))
 
 
 def _processors() -> int:

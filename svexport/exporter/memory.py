@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import platform
 import threading
 from collections.abc import Iterator
@@ -42,10 +43,11 @@ def kept_memory() -> Iterator[None]:
     """Has glibc keep large blocks that are freed, and give all back at the end.
 
     Otherwise each large tensor is new memory, page by page, which takes a fifth of the time of a verification. Nothing
-    happens with another C library.
+    happens with another C library, or where the environment says what is kept. Afterwards the limits are the largest
+    that glibc comes to by itself: what they were it does not tell, nor does it change them again once they were set.
     """
     global _held
-    if platform.libc_ver()[0] != "glibc":
+    if platform.libc_ver()[0] != "glibc" or _is_set_already():
         yield
         return
     libc = ctypes.CDLL(None)
@@ -60,6 +62,12 @@ def kept_memory() -> Iterator[None]:
             if not _held:
                 _keep(libc, USUAL)
                 libc.malloc_trim(0)
+
+
+def _is_set_already() -> bool:
+    """Whether who started the process has set limits of its own."""
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    return "glibc.malloc." in tunables or bool(os.environ.keys() & {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"})
 
 
 def _keep(libc: ctypes.CDLL, size: int) -> None:

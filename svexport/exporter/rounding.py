@@ -221,7 +221,7 @@ class Perturbed(TorchDispatchMode):
             others = {name: value for name, value in (kwargs or {}).items() if name != "dtype"}
             for wide in (torch.promote_types(args[0].dtype, torch.float32), torch.float64):
                 terms = func(args[0].abs(), *args[1:], **others, dtype=wide)
-                if bool(terms.isfinite().all()):  # else they did not fit into the type, perhaps
+                if not terms.numel() or bool(terms.amax().isfinite()):  # else they may not have fitted into the type
                     break
         return self._changed(func, result, terms, own=_is_new(func, result, args))
 

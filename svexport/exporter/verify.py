@@ -112,7 +112,8 @@ def verify(
             cannot be tried on both sides.
         VerificationError: if any output differs, the worst one named, or the file does not run.
     """
-    verification = Verification(model, path, signature, held_to, warned, state)
+    file = FileBeside(path, apart=kind != "quick")
+    verification = Verification(model, file, signature, held_to, warned, state)
     verification.compare(kind == "quick", guarded)
     verification.raise_failed()
     if kind != "quick":
@@ -135,13 +136,13 @@ class Verification:
     def __init__(
         self,
         model: nn.Module,
-        path: Path,
+        file: FileBeside,
         signature: Signature,
         held_to: Tolerances,
         warned: Sequence[str],
         state: State,
     ) -> None:
-        self.file = FileBeside(path)
+        self.file = file
         self._pending: deque[tuple[str, list[Tensor], tuple[Tensor, ...], Future[list[Tensor]]]] = deque()
         self.model, self.tensors = model, list(signature.inputs.values())
         self.input_names, self.output_names = list(signature.inputs), signature.outputs
@@ -155,7 +156,7 @@ class Verification:
         self._held = [*model.parameters(), *model.buffers()]
         self._resized = Resized(self.tensors, self.input_names, signature.axes, signature.sizes)
         self._borders = Borders(self._resized, MOST_AT_BORDERS)
-        self._sizes_of_file = SizesOfFile(path, self.input_names, self.tensors, self._resized.shapes)
+        self._sizes_of_file = SizesOfFile(file.path, self.input_names, self.tensors, self._resized.shapes)
         self._ways: dict[str, Way] = {}
         self._sizes: dict[str, Sizes] = {}
         self._compared: dict[str, Way] = {}
@@ -167,15 +168,13 @@ class Verification:
 
     def compare(self, quick: bool, guarded: Guards) -> None:
         """Compares on all inputs, of which torch may compute the next while the file still runs."""
-        try:
+        with self.file:
             for alternatives in self._runs(quick, guarded):
                 if (taken := self._first_taken(alternatives)) is not None:
                     self._begin(*taken)
                     self._finish(int(taken[0] in ("given", *FAR) and self._goes_ahead))
             self._finish()
             self.file.load()
-        finally:
-            self.file.close()
         if not quick and not self._failing:
             self.from_one = compare_empty(self, self._resized.empty())
         self.notes += self.as_files.notes
@@ -189,6 +188,7 @@ class Verification:
         for name in FAR:
             yield ((name, inputs) for inputs in far(name, tensors, self.ranges))
         self._finish()
+        self.file.end()
         if not self._changes and not self._far_tell():
             yield (("random", inputs) for inputs in random(tensors, [t.shape for t in tensors]))
         yield from self._resized.runs()

@@ -105,9 +105,30 @@ def test_torch_computes_the_next_inputs_while_the_file_runs(tmp_path: Path, monk
 def test_a_file_that_cannot_be_loaded_is_an_error(processors: int, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(beside, "_processors", lambda: processors)
     (tmp_path / "m.onnx").write_bytes(b"no model")
-    file = FileBeside(tmp_path / "m.onnx")
-    with pytest.raises(svexport.VerificationError, match=r"No file was written"):
-        file.load()
-    with pytest.raises(svexport.VerificationError, match=r"No file was written"):
-        file.start([torch.zeros(2)]).result()
-    file.close()
+    with FileBeside(tmp_path / "m.onnx") as file:
+        with pytest.raises(svexport.VerificationError, match=r"No file was written"):
+            file.load()
+        with pytest.raises(svexport.VerificationError, match=r"No file was written"):
+            file.start([torch.zeros(2)]).result()
+
+
+@pytest.mark.parametrize(
+    ("torchs", "processors", "during"), [(1, 1, 1), (1, 2, 1), (2, 2, 1), (3, 4, 3), (3, 2, 2), (2, 4, 2)]
+)
+def test_torch_has_its_threads_again(
+    torchs: int, processors: int, during: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(beside, "_processors", lambda: processors)
+    (tmp_path / "m.onnx").write_bytes(b"no model")
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(torchs)
+        with FileBeside(tmp_path / "m.onnx") as file:
+            assert torch.get_num_threads() == during
+            assert file.waits == (processors == 1)
+        assert torch.get_num_threads() == torchs
+        with FileBeside(tmp_path / "m.onnx", apart=False) as file:
+            assert file.waits
+            assert torch.get_num_threads() == torchs
+    finally:
+        torch.set_num_threads(before)

@@ -1371,3 +1371,35 @@ def test_parts_of_one_tensor(opset, tmp_path) -> None:
     report = svexport.export(Chunks(), torch.randn(2, 6), tmp_path / "m.onnx", opset=opset)
     assert report.verified
     assert not any("TorchScript" in note for note in report.notes)
+
+
+ARGUMENTS = {
+    "of its own memory": lambda: (torch.randn(3, 4), torch.randn(3, 4)),
+    "expanded": lambda: (torch.randn(3, 4), torch.randn(1, 4).expand(3, 4)),
+    "transposed": lambda: (torch.randn(4, 3).t(), torch.randn(3, 4)),
+    "the same twice": lambda: (torch.randn(3, 4),) * 2,
+    "parts of one": lambda: torch.randn(8, 4).unfold(0, 3, 2)[:2].mT.unbind(),
+}
+
+
+@pytest.mark.parametrize("tracer", ["torch.export", "TorchScript"])
+@pytest.mark.parametrize("kind", ARGUMENTS)
+def test_arguments_stay_as_they_are(kind: str, tracer: str, tmp_path) -> None:
+    """Nobody writes to them, though forward does, and none is taken for another that shares its memory."""
+
+    class InPlace(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            x.mul_(2)
+            x[:, 0] = 3
+            return x - y
+
+    args = ARGUMENTS[kind]()
+    before, versions = [t.clone() for t in args], [t._version for t in args]
+    with torch_export_first(tracer == "torch.export"):
+        report = svexport.export(InPlace(), args, tmp_path / "m.onnx", opset=13)
+    assert [t._version for t in args] == versions
+    assert all(map(torch.equal, args, before))
+    assert report.verified
+    x, y = torch.randn(3, 4), torch.randn(3, 4)
+    got = svexport.load(tmp_path / "m.onnx", device="cpu")(x, y)
+    torch.testing.assert_close(got, InPlace()(x.clone(), y))
