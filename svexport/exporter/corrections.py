@@ -248,6 +248,18 @@ def _numbers_of(value: _Value) -> int | None:
     return torch.as_tensor(symbolic_helper._node_get(value.node(), "value")).numel() if constant else None
 
 
+def _repeat(g: Any, own: _Own, self: _Value, repeats: _Value) -> Any:
+    """The exporter's own forgets the sizes that stay as they are beside one that is repeated dynamically often."""
+    result, rank = own(g, self, repeats), _rank(self)
+    if rank is None or not symbolic_helper._is_packed_list(repeats):
+        return result
+    times = list(map(constant_of, _listed(repeats)))
+    sizes = [1] * (len(times) - rank) + [symbolic_helper._get_tensor_dim_size(self, axis) for axis in range(rank)]
+    known = [n * s if isinstance(n, int) and s is not None else None for n, s in zip(times, sizes, strict=True)]
+    result.setType(self.type().with_sizes(known))
+    return result
+
+
 def _expand(g: Any, own: _Own, self: _Value, size: _Value, implicit: _Value) -> Any:
     """The exporter's own finds out in the file which sizes are -1, six nodes long, and no shape is known after them."""
     if (known := constant_of(size)) is not None:
@@ -302,6 +314,7 @@ CORRECTIONS: dict[str, Callable[..., Any]] = {
     "aten::permute": _permute,
     "aten::pixel_shuffle": _of_batches(4),
     "aten::pixel_unshuffle": _of_batches(4),
+    "aten::repeat": _repeat,
     "aten::repeat_interleave": _repeat_interleave,
     "aten::softplus": _softplus,
     "aten::unique_dim": _unique_along,

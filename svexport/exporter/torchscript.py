@@ -388,8 +388,9 @@ def _failure(model: nn.Module, tensors: Sequence[Tensor], opset: int, error: Exc
     name = message.split("'")[1] if "'" in message else ""
     where: dict[str, None] = {}
     with suppress(Exception):  # only the source line would be lost
-        nodes = torch.jit.trace(model, tuple(tensors), check_trace=False).inlined_graph.findAllNodes(name, recurse=True)
-        where = dict.fromkeys(filter(None, (user_frame(node.sourceRange()) for node in nodes)))
+        graph = torch.jit.trace(model, tuple(tensors), check_trace=False).inlined_graph  # which its nodes do not keep
+        frames = (user_frame(node.sourceRange()) for node in graph.findAllNodes(name, recurse=True))
+        where = dict.fromkeys(filter(None, frames))
     at = "".join(f"\n  at {frame}" for frame in [*where][:5])
     needs = message.rsplit("added in version ", 1)
     advice = (
