@@ -153,11 +153,11 @@ def export(
         freeze: names of inputs that become constants of the file, with the values in ``args``; the report's notes and
             the file's ``doc_string`` say so.
         keep: with a half ``dtype``, what stays float32 in place of that: names of modules, or patterns of them
-            (``"head.*"``), with all that they call, none for ``[]``; or ``"auto"``: norms, inverses and the like, coordinates of ``F.grid_sample`` back to the
-            layer that makes them, and of all other calls those that overflow on ``args`` or lose more than 40 dB
-            there, or that it takes for results which lose no more. ``report.kept`` names each with its line and the
-            reason. Inputs then are rounded where they are used, and results come in the type they are computed in. The
-            file is verified against the model that computes so.
+            (``"head.*"``), with all that they call, none for ``[]``; or ``"auto"``: norms, inverses and the like,
+            coordinates of samplers back to the layer that makes them, and of all other calls those that overflow on
+            ``args`` or lose more than 40 dB there, or that it takes for results which lose no more. ``report.kept``
+            names each with its line and the reason. Inputs then are rounded where they are used, and results come in
+            the type they are computed in. The file is verified against the model that computes so.
 
     Returns:
         An :class:`ExportReport`.
