@@ -1,4 +1,7 @@
-"""Half models that sample where their float32 form does: what coordinates are computed from stays float32."""
+"""Half models that sample where their float32 form does: what coordinates are computed from stays float32.
+
+And what is computed of parameters alone, which costs nothing: those are numbers of the file.
+"""
 
 from __future__ import annotations
 
@@ -66,6 +69,7 @@ class _Seen:
     Attributes:
         before: what it is given, but constants.
         learned: whether that is parameters and what is computed of them alone.
+        fixed: whether it is computed of parameters, buffers and constants by functions that are no layers.
         features: whether it is a layer, or is given what a layer made.
         border: whether coordinates are not followed beyond it: a layer, of more than parameters, or a product of
             features.
@@ -74,6 +78,7 @@ class _Seen:
 
     before: set[Origin] = field(default_factory=set)
     learned: bool = True
+    fixed: bool = True
     features: bool = False
     border: bool = False
     made: torch.dtype = torch.float32
@@ -148,21 +153,35 @@ class Followed(Calls):
         return {origin for call in calls for origin in self.seen[call].before if isinstance(origin, str)}
 
     def kept(self) -> dict[Origin, str]:
-        """What stays float32: what coordinates are computed from, and what is computed of that alone."""
+        """What stays float32: what coordinates are computed from, and what is computed of that alone; and what is
+        computed of parameters alone, which are numbers of the file, rounded once."""
         kept = dict.fromkeys(self.upstream(self.coordinates), "coordinates")
         constant = self._constants()
-        numbers = {call: seen.before - constant - {call} for call, seen in self.seen.items() if not seen.border}
-        alone = {call for call, before in numbers.items() if any(not isinstance(origin, str) for origin in before)}
-        while other := {call for call in alone - kept.keys() if not numbers[call] <= kept.keys() | alone}:
-            alone -= other
-        for call in [call for call in self.seen if call in alone - kept.keys()]:
-            also = [call, *self.upstream(self.seen[call].before & constant)]
-            kept = {**dict.fromkeys(also, "of coordinates alone"), **kept}
+        for why, calls in (
+            ("of coordinates alone", self._alone(kept, constant)),
+            ("of parameters alone", self._of_parameters(constant)),
+        ):
+            for call in calls:
+                also = [call, *self.upstream(self.seen[call].before & constant)]
+                kept = {**dict.fromkeys(also, why), **kept}
         for call, seen in self.seen.items():  # but what only moves numbers of half types
             before = seen.before - {call}
-            if call in kept and call.function in _JOINS and before and kept.keys().isdisjoint(before):
+            moves = call.function in _JOINS and not seen.fixed
+            if moves and call in kept and before and kept.keys().isdisjoint(before):
                 del kept[call]
         return kept
+
+    def _alone(self, kept: Collection[Origin], constant: set[Origin]) -> list[Call]:
+        """Calls that are given nothing but what is kept, results of one another and constants."""
+        numbers = {call: seen.before - constant - {call} for call, seen in self.seen.items() if not seen.border}
+        alone = {call for call, before in numbers.items() if any(not isinstance(origin, str) for origin in before)}
+        while other := {call for call in alone if not numbers[call] <= {*kept, *alone}}:
+            alone -= other
+        return [call for call in self.seen if call in alone]
+
+    def _of_parameters(self, constant: set[Origin]) -> list[Call]:
+        fixed = [call for call, seen in self.seen.items() if seen.fixed and call not in constant]
+        return fixed if any(call.function not in _JOINS for call in fixed) else []
 
     def _constants(self) -> set[Origin]:
         found = set[Origin]()
@@ -189,6 +208,7 @@ class Followed(Calls):
         learned = [bool(operand) and all(map(self._learned, operand)) for operand in operands]
         features = [any(map(self._features, operand)) for operand in operands]
         seen.learned &= all(learned)
+        seen.fixed &= call.function not in _LAYERS and all(map(self._fixed, seen.before - {call}))
         seen.border |= call.function in _LAYERS and any(learned) and not all(learned)
         seen.border |= call.function in _PRODUCTS and len(operands) > 1 and all(features)
         seen.features |= seen.border or any(features)
@@ -197,6 +217,9 @@ class Followed(Calls):
         if isinstance(origin, Call):
             return self.seen[origin].learned and bool(self.seen[origin].before)
         return origin in self._parameters
+
+    def _fixed(self, origin: Origin) -> bool:
+        return self.seen[origin].fixed if isinstance(origin, Call) else isinstance(origin, str)
 
     def _features(self, origin: Origin) -> bool:
         return isinstance(origin, Call) and self.seen[origin].features
@@ -333,9 +356,10 @@ def half_model(
         frozenset(place for place in kept if isinstance(place, int)),
         frozenset(parameters),
     )
-    count = len(plan.kept())
-    computed = f", {count} call{'s' * (count > 1)} of them (report.kept; keep=[] has these in {kind})" if count else ""
-    note = f"coordinates stay float32{computed}"
+    what = ["coordinates"] * bool(followed.coordinates & kept.keys()) + ["what is computed of parameters alone"] * (
+        "of parameters alone" in calls.values()
+    )
+    note = f"float32 stay {' and '.join(what)} (report.kept; keep=[] has what is computed in {kind})"
     return mixed(in_type(model, torch.float32), dtype, parameters), replace(plan, note=note)
 
 

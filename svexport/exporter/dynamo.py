@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.backends import opt_einsum
 
 from svexport.errors import ExportError
+from svexport.exporter.batch_norms import join_batch_norms
 from svexport.exporter.constants import NotTraced, texts_of_sizes
 from svexport.exporter.context import other_functions, tracing, without_symbolics
 from svexport.exporter.failures import chain, failure, line_of, reason_of
@@ -203,6 +204,7 @@ def _optimized(
     """
     _cast_back(program, dtypes)
     try:
+        join_batch_norms(program.model)
         program.optimize()
         written = program.model_proto
         onnx.checker.check_model(light_copy(written))

@@ -36,7 +36,7 @@ class Camera(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.points, self.stem, self.head = nn.Embedding(17, 3), nn.Conv2d(3, 8, 1), nn.Linear(8, 5)
+        self.points, self.stem, self.head = nn.Embedding(97, 3), nn.Conv2d(3, 8, 1), nn.Linear(8, 5)
 
     def forward(self, image: Tensor, lidar2img: Tensor) -> tuple[Tensor, Tensor]:
         points = self.points.weight[None].sigmoid().clone()
@@ -107,7 +107,7 @@ MODELS: dict[str, Any] = {
     "camera": (Camera, camera),
     "flow": (Flow, lambda: (torch.randn(1, 4, 9, 500),)),
     "given": (Given, lambda: (torch.randn(2, 3, 7, 1200), torch.rand(2, 5, 11, 2) * 2 - 1)),
-    "ours": (Ours, lambda: (torch.randn(1, 3, 30, 400), torch.rand(1, 13, 3), camera()[1], torch.randn(1, 13, 6))),
+    "ours": (Ours, lambda: (torch.randn(1, 3, 30, 400), torch.rand(1, 97, 3), camera()[1], torch.randn(1, 97, 6))),
 }
 
 
@@ -134,7 +134,7 @@ def test_a_half_file_samples_where_the_model_does(name: str, opset: int, tmp_pat
     model, args, expected = model_of(name)
     report = svexport.export(model, args, tmp_path / "m.onnx", opset=opset, dtype=torch.float16)
     assert report.verified
-    assert any("coordinates stay float32" in note for note in report.notes)
+    assert any("float32 stay coordinates" in note for note in report.notes)
     assert {kind.partition("[")[0] for kind in report.outputs.values()} == {"float16"}
     assert off(first(svexport.load(report.path)(*args)), expected) < 2e-3
     whole = first(copy.deepcopy(model).half()(*(x.half() for x in args)))
@@ -211,6 +211,31 @@ def test_layers_of_parameters_alone_are_numbers_of_the_file(tmp_path: Path) -> N
         found = svexport.load(report.path)(*features, lidar2img)
         assert {value.dtype for value in found.values()} == {torch.float16}
         assert {name: off(found[name], precise[name]) < 2e-3 for name in precise} == dict.fromkeys(precise, True)
+
+
+class Graph(nn.Module):
+    """As graph convolutions have it: an adjacency that is weighed, of which a half model rounds each number thrice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("adjacency", torch.rand(3, 11, 11))
+        self.importance = nn.Parameter(1 + 0.1 * torch.randn(3, 11, 11))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.einsum("nkv,kvw->nw", x, self.adjacency * self.importance)
+
+
+@pytest.mark.parametrize("opset", [11, 18])
+def test_what_is_computed_of_parameters_alone_is_rounded_once(opset: int, tmp_path: Path) -> None:
+    model, x = Graph().eval(), (torch.randn(50, 3, 11) * 8).round() / 8
+    report = svexport.export(model, x, tmp_path / "m.onnx", opset=opset, dtype=torch.float16)
+    assert [(one.function, one.reason) for one in report.kept] == [("mul", "of parameters alone")]
+    exact = (model.adjacency * model.importance).half().double()
+    expected = torch.einsum("nkv,kvw->nw", x.double(), exact)
+    whole = copy.deepcopy(model).half()
+    rounded = torch.einsum("nkv,kvw->nw", x.double(), (whole.adjacency * whole.importance).double())
+    found = svexport.load(report.path)(x)
+    assert off(found, expected) < 0.75 * off(rounded, expected)
 
 
 class Plain(nn.Module):
