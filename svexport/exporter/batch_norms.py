@@ -8,7 +8,6 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.convenience import replace_nodes_and_values
-from onnxscript.optimizer import fold_constants
 
 __all__ = ["join_batch_norms"]
 
@@ -23,6 +22,8 @@ def join_batch_norms(model: ir.Model) -> None:
     graph = model.graph
     if not any(node.op_type == "BatchNormalization" and node.outputs[0].dtype in _HALF for node in graph):
         return
+    from onnxscript.optimizer import fold_constants
+
     fold_constants(model)  # biases of convolutions that have none
     for norm in [node for node in graph if node.op_type == "BatchNormalization"]:
         if "training_mode" in norm.attributes or norm.inputs[0] is None:

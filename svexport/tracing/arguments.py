@@ -405,7 +405,8 @@ class FlatModel(nn.Module):
                     if isinstance(leaf, (int, float))
                 }
             results = [(path, leaf) for path, leaf in results if path not in numbers]
-        names, outputs = list[str](), list[Tensor]()
+        names: list[str] = []
+        outputs: list[Tensor] = []
         for path, leaf in results:
             if isinstance(leaf, Tensor):
                 if leaf.dtype.is_complex and (tracing or self._modes):
