@@ -13,13 +13,13 @@ int32_t forced_tactic(const char*) { return 0; }
 TORCH_LIBRARY(svexport_emulated, m) {
   m.def(
       "deform_conv2d(Tensor input, Tensor offset, Tensor weight, Tensor? bias, Tensor? mask, int[] stride, "
-      "int[] padding, int[] dilation, int groups, int offset_groups, float scale) -> Tensor",
-      &deform_conv2d_torch);
+      "int[] padding, int[] dilation, int groups, int offset_groups, float scale) -> Tensor");
   m.def(
       "deform_conv2d_backward(Tensor[] grads, Tensor input, Tensor offset, Tensor weight, Tensor? bias, Tensor? mask, "
       "int[] stride, int[] padding, int[] dilation, int groups, int offset_groups, float scale, bool[] needs_grad) -> "
-      "Tensor[]",
-      &deform_conv2d_backward_torch);
+      "Tensor[]");
+  implement(m, "deform_conv2d", deform_conv2d_torch);
+  implement(m, "deform_conv2d_backward", deform_conv2d_backward_torch);
 }
 
 }  // namespace svexport

@@ -3,8 +3,10 @@
 
 #include <c10/core/Device.h>
 
+#include <optional>
+
 namespace c10::cuda {
-struct CUDAGuard {
-  explicit CUDAGuard(Device) {}
+struct OptionalCUDAGuard {
+  explicit OptionalCUDAGuard(std::optional<Device>) {}
 };
 }  // namespace c10::cuda
