@@ -224,6 +224,8 @@ _BEFORE, _AFTER, _WARN, _BAD = "#a3aebd", "#3b82f6", "#e5a13a", "#e5484d"
 _DPI = 120
 _WIDE, _NARROW = 9.0, 3.9
 """Inches that a picture has on a page, and on one of 400 pixels."""
+_PAD = 0.12
+"""Inches beside what is drawn: a browser's font may be wider than the one that the place of texts is computed by."""
 _FLOOR = 10.0 ** HISTOGRAM_RANGE[0]
 """Where zero stands on a logarithmic axis of errors."""
 
@@ -322,7 +324,9 @@ def blank(height: float) -> Figure:
     import matplotlib
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(matplotlib.rcParams["figure.figsize"][0], height), layout="constrained")
+    figure = Figure(figsize=(matplotlib.rcParams["figure.figsize"][0], height))
+    figure.set_layout_engine("constrained", w_pad=_PAD)
+    return figure
 
 
 def error_figure(parities: Sequence[Parity], atol: float) -> Figure:
@@ -483,7 +487,7 @@ def cut(name: str, beside: str = "") -> str:
     import matplotlib
 
     width = matplotlib.rcParams["figure.figsize"][0]
-    most = int(min(5 * width, 10 * width - len(beside) - 2))
+    most = int(min(5 * width, 9 * width - len(beside) - 2))
     return name if len(name) <= most else f"…{name[1 - most :]}"
 
 
