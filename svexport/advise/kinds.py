@@ -433,7 +433,8 @@ class Kinds:
             if self.kind(call.input) is not Kind.TENSOR and not isinstance(call.input, (ast.Name, ast.Attribute)):
                 return None
             return Kind.SIZE if node.args or node.keywords else Kind.SHAPE
-        return Kind.TENSOR if call.name in METHODS and self.is_tensor(call.input) else None
+        known = call.name in METHODS | FUNCTIONS and "as_tuple" not in call.keywords
+        return Kind.TENSOR if known and self.is_tensor(call.input) else None
 
     def _returns_tensor(self, name: str) -> bool:
         """Whether it is a function of this file, or a method of this class, that says so."""

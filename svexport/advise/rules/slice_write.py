@@ -103,21 +103,29 @@ def _numbers(place: ast.Subscript) -> dict[int, int]:
 
 
 def _are_ranges(places: list[ast.Subscript]) -> bool:
-    """``y[:, :k] = ...; y[:, k:] = ...``: ranges of one axis, a single integer among them too."""
-    axes = set()
-    ranges = 0
-    for place in places:
-        items = _items(place.slice)
-        parts = [i for i, item in enumerate(items) if not _is_all(item)]
-        if len(parts) != 1:
-            return False
-        item = items[parts[0]]
-        is_range = isinstance(item, ast.Slice) and item.step is None
-        if not is_range and integer(item) is None:
-            return False
-        ranges += is_range
-        axes.add((parts[0], len(items)))
-    return len(axes) == 1 and ranges > 0
+    """``y[:, :k] = ...; y[:, k:] = ...``: ranges of one axis, a single integer among them too.
+
+    Along another axis a part may be shifted, which is a pad: ``y[:-1, :k] = x[1:, :k]``.
+    """
+    if len({len(_items(place.slice)) for place in places}) != 1:
+        return False
+    parts = [{i: item for i, item in enumerate(_items(place.slice)) if not _is_all(item)} for place in places]
+    axes = set.intersection(*(set(part) for part in parts))
+    if len(axes) != 1:
+        return False
+    (axis,) = axes
+    if not all(_is_shift(item) for part in parts for i, item in part.items() if i != axis):
+        return False
+    ranges = [isinstance(part[axis], ast.Slice) and part[axis].step is None for part in parts]  # type: ignore[attr-defined]
+    return any(ranges) and all(r or integer(p[axis]) is not None for r, p in zip(ranges, parts, strict=True))
+
+
+def _is_shift(item: ast.expr) -> bool:
+    """``1:`` or ``:-1``."""
+    if not isinstance(item, ast.Slice) or item.step is not None or (item.lower is None) == (item.upper is None):
+        return False
+    lower, upper = integer(item.lower), integer(item.upper)
+    return (lower or 0) > 0 or (upper or 0) < 0
 
 
 def _phase(item: ast.expr) -> tuple[int, int] | None:
