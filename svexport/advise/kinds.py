@@ -8,7 +8,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from svexport.advise.functions import File, Function, Reach, is_tensor_annotation
-from svexport.advise.torch_names import ELEMENTWISE_LAYERS, FUNCTIONS, METHODS, MODULE_OUTPUT, SEVERAL, UNMISTAKABLE
+from svexport.advise.torch_names import (
+    ELEMENTWISE_LAYERS,
+    FUNCTIONS,
+    LIKE_CREATORS,
+    METHODS,
+    MODULE_OUTPUT,
+    SEVERAL,
+    UNMISTAKABLE,
+)
 
 __all__ = ["Call", "Kind", "Kinds"]
 
@@ -390,7 +398,7 @@ class Kinds:
         if name.startswith("self.") and self.function.owner is not None:
             return self.function.owner.module(name.removeprefix("self.")) in MODULE_OUTPUT
         module, _, last = name.rpartition(".")
-        return module in ("torch", "torch.nn.functional") and last in METHODS
+        return module in ("torch", "torch.nn.functional") and last in METHODS | LIKE_CREATORS
 
     def _kind_of_binding(self, binding: Binding) -> Kind | None:
         if binding.value is None:
