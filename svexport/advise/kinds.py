@@ -166,14 +166,14 @@ class Kinds:
         loops: list[ast.For | ast.AsyncFor | ast.comprehension]
         loops = [*f.all(ast.For), *f.all(ast.AsyncFor), *f.all(ast.comprehension)]
         for loop in loops:
-            names = loop.target.elts if isinstance(loop.target, (ast.Tuple, ast.List)) else []
+            targets = loop.target.elts if isinstance(loop.target, (ast.Tuple, ast.List)) else []
             function = self.file.qualified(loop.iter.func) if isinstance(loop.iter, ast.Call) else None
             given = loop.iter.args if isinstance(loop.iter, ast.Call) else []
-            if function == "enumerate" and len(names) == 2 and given:
-                bind(names[0], Binding(None, statement=loop))
-                bind(names[1], Binding(given[0], True, None, loop))
-            elif function == "zip" and len(names) == len(given):
-                for part, value in zip(names, given, strict=True):
+            if function == "enumerate" and len(targets) == 2 and given:
+                bind(targets[0], Binding(None, statement=loop))
+                bind(targets[1], Binding(given[0], True, None, loop))
+            elif function == "zip" and len(targets) == len(given):
+                for part, value in zip(targets, given, strict=True):
                     bind(part, Binding(value, True, None, loop))
             else:
                 bind(loop.target, Binding(loop.iter, True, None, loop))

@@ -97,7 +97,7 @@ def _are_parts(scope: Scope, places: list[ast.Subscript]) -> bool:
         keys.add((tuple(numbers or steps), len(items), tuple(numbers.values()), tuple(steps.values())))
     if len(keys) < 2 or len(keys) != len(places) or len({key[:2] for key in keys}) != 1:
         return False
-    phases = {key[3] for key in keys if key[3]}
+    phases = {tuple(s for s in key[3] if s is not None) for key in keys if key[3]}
     if not phases:
         return len({scope.parent(scope.parent(place)) for place in places}) == 1  # not one or another branch
     counts = [step for _, step in next(iter(phases))]
