@@ -246,6 +246,8 @@ class Kinds:
         """Where a statement reads a name whose value is lost after it; nowhere if it is not."""
         if not isinstance(statement, ast.Return) and self._target(statement) != name:
             return []
+        if any(isinstance(parent, ast.Try) for _, parent in self.function.above(statement)):
+            return []  # what is run at the end may read it
         return [
             n for n in ast.walk(statement) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load)
         ]

@@ -81,6 +81,7 @@ def test_found(tmp_path, habit, code):
         "y = self.conv(y); y = x.permute(0, 3, 1, 2).contiguous(); p = self.conv(y); return p, y.view(-1)",
         "return self.conv(x.movedim(1, -1).contiguous())",
         "return (x[:, :, None, :] * y[:, None, :, :]).sum((1, 3))",
+        "y = x + 1; try:;     y = x.sigmoid();     return y > 0.5; finally:;     print(y)",
         "lo = torch.tensor(self.range[p:]); return x - lo",
         "x = x.clamp(0, 0.999); return torch.log(x / (1 - x))",
         "return x[(0, 1)] * 2, x[:, (0, 2, 1)]",
