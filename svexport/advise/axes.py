@@ -91,7 +91,7 @@ def _by_none(index: ast.expr, rank: int | None) -> Inserted:
             return Inserted()  # integers take axes away
     # Who writes the last axis out as ``:`` has written them all.
     complete = not ellipses and len(items) > 1 and is_whole(items[-1])
-    if complete:
+    if complete and rank is None:
         return Inserted(frozenset(axes), len(items))
     return Inserted(frozenset(axes), None if rank is None else rank + len(axes))
 
@@ -113,8 +113,8 @@ def permuting(scope: Scope, node: ast.AST) -> Call | None:
 
 def permuted(scope: Scope, node: ast.expr) -> Call | None:
     """``node``, or what a name that is used nowhere else stands for, as a permute; made contiguous or not."""
-    if isinstance(node, ast.Name) and len(scope.uses.get(node.id, [])) == 1:
-        node = scope.value_of(node)
+    if isinstance(node, ast.Name):
+        node = scope.value_of(node) if len(scope.uses.get(node.id, [])) == 1 else scope.value_just_before(node)
     call = scope.call(node)
     if call is not None and call.is_method and call.name == "contiguous":
         node = call.input

@@ -81,7 +81,6 @@ class File:
 
     def _reach_helpers(self) -> None:
         """What a forward calls is part of it: functions of this file."""
-        helpers = {f.name: f for f in self.functions if f.owner is None and f.parent is None}
         inside: dict[Function, list[Function]] = {}
         for function in self.functions:
             outer = function.parent
@@ -92,13 +91,18 @@ class File:
         while pending:
             caller = pending.pop()
             for node in caller.all(ast.Call):
-                helper = helpers.get(node.func.id) if isinstance(node.func, ast.Name) else None
+                helper = self.helpers.get(node.func.id) if isinstance(node.func, ast.Name) else None
                 if helper is None or helper.reach is not Reach.TENSORS or caller.guarded(node):
                     continue
                 inner = [helper, *inside.get(helper, [])]
                 for function in inner:
                     function.reach = Reach.FORWARD
                 pending += inner
+
+    @cached_property
+    def helpers(self) -> dict[str, Function]:
+        """Functions of the file itself by name."""
+        return {f.name: f for f in self.functions if f.owner is None and f.parent is None}
 
     def _import(self, node: ast.Import | ast.ImportFrom) -> None:
         for alias in node.names:
@@ -307,11 +311,18 @@ class Function:
             return False
         given = {p.arg for p in self.parameters}
         return any(
-            (node.attr in UNMISTAKABLE or node.attr == "device")
+            (node.attr in UNMISTAKABLE or node.attr == "device" or self._is_viewed(node))
             and isinstance(node.value, ast.Name)
             and node.value.id in given
             for node in self.all(ast.Attribute)
         ) or any(self._is_computed_from(n, given) for n in self.all(ast.Call))
+
+    def _is_viewed(self, node: ast.Attribute) -> bool:
+        """``x.size(1)``, ``x.view(a, b)``: numpy's size is no function, and its view takes a type."""
+        call = self.file.parents[node]
+        if not isinstance(call, ast.Call) or call.func is not node:
+            return False
+        return (node.attr == "size" and len(call.args) < 2) or (node.attr == "view" and len(call.args) > 1)
 
     def _is_computed_from(self, call: ast.Call, given: set[str]) -> bool:
         """Whether a torch function computes something of what the function is given."""

@@ -8,7 +8,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from svexport.advise.functions import File, Function, Reach, is_tensor_annotation
-from svexport.advise.torch_names import ELEMENTWISE_LAYERS, FUNCTIONS, METHODS, MODULE_OUTPUT, SEVERAL, UNMISTAKABLE
+from svexport.advise.torch_names import (
+    ELEMENTWISE_LAYERS,
+    FUNCTIONS,
+    LIKE_CREATORS,
+    METHODS,
+    MODULE_OUTPUT,
+    SEVERAL,
+    UNMISTAKABLE,
+)
 
 __all__ = ["Call", "Kind", "Kinds"]
 
@@ -158,7 +166,17 @@ class Kinds:
         loops: list[ast.For | ast.AsyncFor | ast.comprehension]
         loops = [*f.all(ast.For), *f.all(ast.AsyncFor), *f.all(ast.comprehension)]
         for loop in loops:
-            bind(loop.target, Binding(loop.iter, True, None, loop))
+            targets = loop.target.elts if isinstance(loop.target, (ast.Tuple, ast.List)) else []
+            function = self.file.qualified(loop.iter.func) if isinstance(loop.iter, ast.Call) else None
+            given = loop.iter.args if isinstance(loop.iter, ast.Call) else []
+            if function == "enumerate" and len(targets) == 2 and given:
+                bind(targets[0], Binding(None, statement=loop))
+                bind(targets[1], Binding(given[0], True, None, loop))
+            elif function == "zip" and len(targets) == len(given):
+                for part, value in zip(targets, given, strict=True):
+                    bind(part, Binding(value, True, None, loop))
+            else:
+                bind(loop.target, Binding(loop.iter, True, None, loop))
         for item in f.all(ast.withitem):
             if item.optional_vars is not None:
                 bind(item.optional_vars, Binding(None))
@@ -201,6 +219,52 @@ class Kinds:
             name = parent.targets[0].id
             if len(self.bindings.get(name, [])) == 1 and not self._is_parameter(name):
                 return name
+        return None
+
+    def reads(self, node: ast.expr) -> list[ast.expr]:
+        """Where what ``node`` computes is read: itself, or each use of the one name that it is given to.
+
+        A name that has other values besides counts where the next statement is the last to read this one.
+        """
+        name = self.only_value(node)
+        if name is not None:
+            return list(self.uses.get(name, []))
+        following = self._beside(node, 1)
+        name = self._target(self.function.statement(node))
+        if following is None or name is None or self.file.parents[node] is not self.function.statement(node):
+            return [node]
+        return self._reads_last(following, name) or [node]
+
+    def value_just_before(self, name: ast.Name) -> ast.expr:
+        """What the statement before gave a name that is read this once and then has another value; else itself."""
+        before = self._beside(name, -1)
+        if before is None or self._target(before) != name.id or not isinstance(before, ast.Assign):
+            return name
+        return before.value if self._reads_last(self.function.statement(name), name.id) == [name] else name
+
+    def _reads_last(self, statement: ast.AST, name: str) -> list[ast.expr]:
+        """Where a statement reads a name whose value is lost after it; nowhere if it is not."""
+        if not isinstance(statement, ast.Return) and self._target(statement) != name:
+            return []
+        if any(isinstance(parent, ast.Try) for _, parent in self.function.above(statement)):
+            return []  # what is run at the end may read it
+        return [
+            n for n in ast.walk(statement) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load)
+        ]
+
+    def _target(self, statement: ast.AST) -> str | None:
+        """The name of ``name = value``."""
+        targets = statement.targets if isinstance(statement, ast.Assign) else []
+        return targets[0].id if len(targets) == 1 and isinstance(targets[0], ast.Name) else None
+
+    def _beside(self, node: ast.AST, step: int) -> ast.stmt | None:
+        """The statement next to the one that ``node`` is in, of the same block."""
+        statement = self.function.statement(node)
+        around = self.file.parents[statement]
+        for block in (getattr(around, part, []) for part in ("body", "orelse", "finalbody")):
+            if isinstance(block, list) and statement in block:
+                at = block.index(statement) + step  # type: ignore[arg-type]
+                return block[at] if 0 <= at < len(block) else None
         return None
 
     def kind(self, node: ast.AST) -> Kind | None:
@@ -336,7 +400,7 @@ class Kinds:
         if name.startswith("self.") and self.function.owner is not None:
             return self.function.owner.module(name.removeprefix("self.")) in MODULE_OUTPUT
         module, _, last = name.rpartition(".")
-        return module in ("torch", "torch.nn.functional") and last in METHODS
+        return module in ("torch", "torch.nn.functional") and last in METHODS | LIKE_CREATORS
 
     def _kind_of_binding(self, binding: Binding) -> Kind | None:
         if binding.value is None:
@@ -356,6 +420,8 @@ class Kinds:
             submodule = self.function.owner.module(name.removeprefix("self."))
             if submodule in MODULE_OUTPUT:
                 return Kind.TENSOR
+        if self._returns_tensor(name):
+            return Kind.TENSOR
         if name == "len" and node.args and self.is_tensor(node.args[0]):
             return Kind.SIZE
         if name == "int" and node.args and self.kind(node.args[0]) is Kind.SIZE:
@@ -377,7 +443,18 @@ class Kinds:
             if self.kind(call.input) is not Kind.TENSOR and not isinstance(call.input, (ast.Name, ast.Attribute)):
                 return None
             return Kind.SIZE if node.args or node.keywords else Kind.SHAPE
-        return Kind.TENSOR if call.name in METHODS and self.is_tensor(call.input) else None
+        known = call.name in METHODS | FUNCTIONS and "as_tuple" not in call.keywords
+        return Kind.TENSOR if known and self.is_tensor(call.input) else None
+
+    def _returns_tensor(self, name: str) -> bool:
+        """Whether it is a function of this file, or a method of this class, that says so."""
+        owner = self.function.owner
+        if name.startswith("self.") and owner is not None:
+            called = owner.methods.get(name.removeprefix("self."))
+        else:
+            called = self.file.helpers.get(name)
+        returns = called.node.returns if called is not None else None
+        return returns is not None and is_tensor_annotation(returns, self.file)
 
     def _kind_of_attribute(self, node: ast.Attribute) -> Kind | None:
         if node.attr == "shape":

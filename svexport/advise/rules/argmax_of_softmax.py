@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from svexport.advise.kinds import integer
+from svexport.advise.kinds import Call, integer
 from svexport.advise.rule import Found, Rule, Scope
 
 __all__ = ["RULE"]
@@ -14,7 +14,7 @@ __all__ = ["RULE"]
 def find(scope: Scope) -> Iterator[Found]:
     for node in scope.function.all(ast.Call):
         call = scope.call(node)
-        if call is None or call.name != "argmax":
+        if call is None or not _is_argmax(scope, call):
             continue
         made = call.input
         if isinstance(made, ast.Name):
@@ -28,7 +28,19 @@ def find(scope: Scope) -> Iterator[Found]:
         dim = integer(call.get(0, "dim", "axis"))
         if inner.name != "sigmoid" and (dim is None or integer(inner.get(0, "dim", "axis")) != dim):
             continue
-        yield Found(node, f"`{inner.name}` keeps the order: take `argmax` of what it is given")
+        yield Found(node, f"`{inner.name}` keeps the order: take `{call.name}` of what it is given")
+
+
+def _is_argmax(scope: Scope, call: Call) -> bool:
+    """``argmax``, or ``max`` along an axis for its indices alone: ``x.max(-1)[1]``, ``_, label = x.max(-1)``."""
+    if call.name != "max" or integer(call.get(0, "dim", "axis")) is None:
+        return call.name == "argmax"
+    taken = scope.parent(call.node)
+    if isinstance(taken, ast.Subscript):
+        return integer(taken.slice) in (1, -1)
+    if isinstance(taken, ast.Assign) and isinstance(target := taken.targets[0], ast.Tuple):
+        return isinstance(first := target.elts[0], ast.Name) and first.id == "_"
+    return isinstance(taken, ast.Attribute) and taken.attr == "indices"
 
 
 RULE = Rule(

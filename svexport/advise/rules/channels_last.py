@@ -17,17 +17,24 @@ def find(scope: Scope) -> Iterator[Found]:
         call = scope.call(node)
         if call is None or call.name != "contiguous" or node.args or node.keywords:
             continue
-        permuted = permuting(scope, call.input)
-        if permuted is None or permuted.name != "permute" or permuted.dims not in ((0, 3, 1, 2), (0, -1, 1, 2)):
+        if not _is_to_front(scope, call.input):
             continue
-        name = scope.only_value(node)
-        uses: list[ast.AST] = list(scope.uses.get(name, [])) if name else [node]
+        uses = scope.reads(node)
         if not uses or not all(_is_read_as_it_is(scope, use) for use in uses):
             continue
         message = (
             "the permuted tensor is channels-last already, which the layer reads as it is: leave `.contiguous()` out"
         )
         yield Found(node, message)
+
+
+def _is_to_front(scope: Scope, node: ast.expr) -> bool:
+    """``x.permute(0, 3, 1, 2)`` or ``x.movedim(-1, 1)``."""
+    moved = scope.call(node)
+    if moved is not None and moved.name in ("movedim", "moveaxis"):
+        return moved.dims in ((-1, 1), (3, 1))
+    permuted = permuting(scope, node)
+    return permuted is not None and permuted.name == "permute" and permuted.dims in ((0, 3, 1, 2), (0, -1, 1, 2))
 
 
 def _is_read_as_it_is(scope: Scope, node: ast.AST) -> bool:

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from svexport.advise.functions import Reach
+from svexport.advise.kinds import integer
 from svexport.advise.rule import Found, Rule, Scope
 
 __all__ = ["RULE"]
@@ -51,6 +52,9 @@ def find(scope: Scope) -> Iterator[Found]:
 def _is_constant(scope: Scope, node: ast.expr) -> bool:
     if isinstance(node, (ast.Tuple, ast.List)):
         return bool(node.elts) and all(_is_constant(scope, item) for item in node.elts)
+    if isinstance(node, ast.Subscript):
+        bounds = [node.slice.lower, node.slice.upper] if isinstance(node.slice, ast.Slice) else [node.slice]
+        return _is_constant(scope, node.value) and all(b is None or integer(b) is not None for b in bounds)
     if isinstance(node, ast.UnaryOp):
         return _is_constant(scope, node.operand)
     if isinstance(node, ast.Call):

@@ -56,7 +56,8 @@ def _logarithm(scope: Scope, node: ast.AST) -> ast.expr | None:
 def _is_bounded(scope: Scope, x: ast.Name) -> bool:
     """Whether something keeps x from 0 and 1, or it is no tensor."""
     for binding in scope.bindings.get(x.id, []):
-        names = {n.attr for n in ast.walk(binding.value or x) if isinstance(n, ast.Attribute)}
+        within = {n.func for n in ast.walk(binding.value or x) if isinstance(n, ast.Call) and _clamps_to_0_1(scope, n)}
+        names = {n.attr for n in ast.walk(binding.value or x) if isinstance(n, ast.Attribute) and n not in within}
         names |= {n.id for n in ast.walk(binding.value or x) if isinstance(n, ast.Name)}
         if any(word in name for name in names for word in _BOUNDING):
             return True
@@ -65,6 +66,15 @@ def _is_bounded(scope: Scope, x: ast.Name) -> bool:
         if isinstance(attribute, ast.Attribute) and attribute.attr == "clamp_":
             return True
     return False
+
+
+def _clamps_to_0_1(scope: Scope, node: ast.Call) -> bool:
+    """``x.clamp(0, 1)``, which leaves both in."""
+    call = scope.call(node)
+    if call is None or call.name not in ("clamp", "clip"):
+        return False
+    limits = [*call.arguments, *(value for key, value in call.keywords.items() if key != "input")]
+    return all(isinstance(limit, ast.Constant) and limit.value in (0, 1) for limit in limits)
 
 
 def _is_masked(scope: Scope, node: ast.AST) -> bool:

@@ -39,11 +39,11 @@ def find(scope: Scope) -> Iterator[Found]:
         )
 
 
-def _list(index: ast.expr) -> ast.List | None:
-    """The one list among slices."""
+def _list(index: ast.expr) -> ast.List | ast.Tuple | None:
+    """The one list, or tuple, among slices."""
     items = index.elts if isinstance(index, ast.Tuple) else [index]
-    lists = [item for item in items if isinstance(item, ast.List)]
-    others = [item for item in items if not isinstance(item, ast.List)]
+    lists = [item for item in items if isinstance(item, (ast.List, ast.Tuple))]
+    others = [item for item in items if not isinstance(item, (ast.List, ast.Tuple))]
     plain = all(
         isinstance(o, ast.Slice) or (isinstance(o, ast.Constant) and o.value in (None, Ellipsis)) for o in others
     )

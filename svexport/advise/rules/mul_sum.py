@@ -18,8 +18,8 @@ def find(scope: Scope) -> Iterator[Found]:
         if call is None or call.name != "sum" or "dtype" in call.keywords:
             continue
         factors = _factors(scope, scope.value_of(call.input))
-        dim = integer(call.get(0, "dim", "axis"))
-        if factors is None or dim is None:
+        dims = _integers(call.get(0, "dim", "axis"))
+        if factors is None or not dims:
             continue
         left, right = (inserted(scope, factor) for factor in factors)
         if not left.axes or not right.axes:
@@ -27,15 +27,22 @@ def find(scope: Scope) -> Iterator[Found]:
         rank = left.rank if left.rank is not None else right.rank
         if rank is not None:
             a, b = ({axis % rank for axis in side.axes if -rank <= axis < rank} for side in (left, right))
-            dim %= rank
-        elif len({axis < 0 for axis in (*left.axes, *right.axes, dim)}) == 1:
+            dims = {dim % rank for dim in dims if -rank <= dim < rank}
+        elif len({axis < 0 for axis in (*left.axes, *right.axes, *dims)}) == 1:
             a, b = set(left.axes), set(right.axes)
         else:
             continue
-        if a & b or dim in a | b:
+        if a & b or dims & (a | b):
             continue
         message = "a product of two broadcast tensors, summed, is a matrix product: `torch.einsum` or `torch.matmul`"
         yield Found(node, message)
+
+
+def _integers(node: ast.expr | None) -> set[int]:
+    """The axes that are written out, one or several; none if one is not."""
+    items = node.elts if isinstance(node, (ast.Tuple, ast.List)) else [node]
+    values = [integer(item) for item in items]
+    return {v for v in values if v is not None} if None not in values else set()
 
 
 def _factors(scope: Scope, node: ast.expr) -> tuple[ast.expr, ast.expr] | None:

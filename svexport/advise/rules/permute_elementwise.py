@@ -17,8 +17,7 @@ __all__ = ["RULE"]
 def find(scope: Scope) -> Iterator[Found]:
     for node in scope.function.all(ast.Call):
         before = permuting(scope, node)
-        name = scope.only_value(node)
-        uses: list[ast.AST] = list(scope.uses.get(name, [])) if name else [node]
+        uses = scope.reads(node)
         compared = comparison(scope, uses[0]) if before is not None and len(uses) == 1 else None
         if before is not None and compared is not None:
             message = "permuted before a comparison: compare first, and permute the booleans, a quarter of the bytes"

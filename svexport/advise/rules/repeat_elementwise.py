@@ -21,14 +21,17 @@ def find(scope: Scope) -> Iterator[Found]:
             continue
         factors = _factors(call)
         axes = _repeated(factors)
-        if not axes or not all(_has_size_1(scope, call.input, axis, len(factors)) for axis in axes):
+        made = [_has_size_1(scope, call.input, axis, len(factors)) for axis in axes]
+        if not axes or not all(
+            one or _is_one_wide(scope, call.input, axis) for axis, one in zip(axes, made, strict=True)
+        ):
             continue
         name = scope.only_value(node)
         uses: list[ast.Name] = scope.uses.get(name, []) if name else []
         if not (all(_broadcasts(scope, use) for use in uses) if uses else _broadcasts(scope, node)):
             continue
         message = "`repeat` copies what the elementwise function after it broadcasts: leave it out, or `expand`"
-        yield Found(node, message, _edits(scope, call, factors, axes[0]) if len(axes) == 1 else ())
+        yield Found(node, message, _edits(scope, call, factors, axes[0]) if made == [True] else ())
 
 
 def _factors(call: Call) -> list[ast.expr]:
@@ -49,6 +52,20 @@ def _has_size_1(scope: Scope, node: ast.expr, axis: int, rank: int) -> bool:
     if isinstance(made, ast.Call) and scope.file.qualified(made.func) in ("torch.arange", "torch.linspace"):
         return axis < rank - 1  # in front of its one axis
     return any((axis if at >= 0 else axis - rank) == at for at in inserted(scope, node).axes)
+
+
+def _is_one_wide(scope: Scope, node: ast.expr, axis: int) -> bool:
+    """``x[:, :1]``: of size 1, or 0 if x is empty, which ``expand`` refuses."""
+    made = scope.value_of(node)
+    if not isinstance(made, ast.Subscript) or not scope.is_tensor(made.value):
+        return False
+    items = made.slice.elts if isinstance(made.slice, ast.Tuple) else [made.slice]
+    if len(items) <= axis or not all(isinstance(item, ast.Slice) for item in items[: axis + 1]):
+        return False
+    item = items[axis]
+    lower = 0 if item.lower is None else integer(item.lower)  # type: ignore[attr-defined]
+    upper = integer(item.upper)  # type: ignore[attr-defined]
+    return lower is not None and lower >= 0 and upper == lower + 1
 
 
 def _broadcasts(scope: Scope, node: ast.AST) -> bool:

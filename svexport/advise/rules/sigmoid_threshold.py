@@ -11,15 +11,15 @@ from svexport.advise.rule import Found, Rule, Scope
 
 __all__ = ["RULE"]
 
+_SHAPING = ("squeeze", "unsqueeze", "view", "reshape", "flatten", "permute", "transpose", "contiguous")
+
 
 def find(scope: Scope) -> Iterator[Found]:
     for node in scope.function.all(ast.Call):
         call = scope.call(node)
         if call is None or call.name not in ("sigmoid", "special.expit") or call.arguments:
             continue
-        name = scope.only_value(node)
-        places: list[ast.AST] = list(scope.uses.get(name, [])) if name else [node]
-        compared = [comparison(scope, place) for place in places]
+        compared = [comparison(scope, _with_shape(scope, place)) for place in scope.reads(node)]
         if not compared or any(c is None or not c.is_order for c in compared):
             continue
         values = {c.value for c in compared if c is not None}
@@ -31,6 +31,18 @@ def find(scope: Scope) -> Iterator[Found]:
         else:
             continue
         yield Found(node, f"a sigmoid for nothing but a threshold: compare {better}")
+
+
+def _with_shape(scope: Scope, node: ast.AST) -> ast.AST:
+    """The same values in the shape they are given right after: ``x.squeeze(-1)``, ``x[..., 0]``."""
+    while True:
+        parent = scope.parent(node)
+        if isinstance(parent, ast.Subscript) and parent.value is node:
+            node = parent
+        elif isinstance(parent, ast.Attribute) and parent.attr in _SHAPING and scope.call(scope.parent(parent)):
+            node = scope.parent(parent)
+        else:
+            return node
 
 
 RULE = Rule(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Iterator
+from itertools import product
 
 from svexport.advise.axes import is_whole
 from svexport.advise.functions import Reach
@@ -40,9 +42,15 @@ def find(scope: Scope) -> Iterator[Found]:
 def _is_read_between(scope: Scope, name: str, places: list[ast.Subscript]) -> bool:
     """Whether parts of it are read, but for the part that a write replaces: ``y[:, 0] = y[:, 0] * 2``."""
     indices = {scope.function.statement(place): ast.unparse(place.slice) for place in places}
+    again = any(scope.function.in_loop(place) for place in places)
+    last = max(statement.end_lineno or statement.lineno for statement in indices)
     for node in scope.function.all(ast.Subscript):
         reads = isinstance(node.ctx, ast.Load) and isinstance(node.value, ast.Name) and node.value.id == name
-        if reads and indices.get(scope.function.statement(node)) != ast.unparse(node.slice):
+        if (
+            reads
+            and (again or node.lineno <= last)
+            and indices.get(scope.function.statement(node)) != ast.unparse(node.slice)
+        ):
             return True
     return False
 
@@ -76,24 +84,24 @@ def _is_row_of_loop(scope: Scope, place: ast.Subscript) -> bool:
 
 
 def _are_parts(scope: Scope, places: list[ast.Subscript]) -> bool:
-    """``y[..., 0] = ...; y[..., 1] = ...``, or every phase: ``y[0::2] = ...; y[1::2] = ...``."""
+    """``y[..., 0] = ...; y[..., 1] = ...``, or every phase: ``y[0::2] = ...; y[1::2] = ...``, along two axes, too."""
     keys = set()
     for place in places:
         items = _items(place.slice)
         numbers = _numbers(place)
         steps = {i: _phase(item) for i, item in enumerate(items) if _phase(item) is not None}
-        if len(numbers) + len(steps) == 0 or (numbers and steps) or len(steps) > 1:
+        if len(numbers) + len(steps) == 0 or (numbers and steps):
             return False
         if any(not _is_all(item) for i, item in enumerate(items) if i not in numbers and i not in steps):
             return False
         keys.add((tuple(numbers or steps), len(items), tuple(numbers.values()), tuple(steps.values())))
     if len(keys) < 2 or len(keys) != len(places) or len({key[:2] for key in keys}) != 1:
         return False
-    phases = {key[3][0] for key in keys if key[3]}
+    phases = {tuple(s for s in key[3] if s is not None) for key in keys if key[3]}
     if not phases:
         return len({scope.parent(scope.parent(place)) for place in places}) == 1  # not one or another branch
-    count = len(phases)
-    return phases == {(start, count) for start in range(count)}
+    counts = [step for _, step in next(iter(phases))]
+    return math.prod(counts) == len(phases) and phases == {*product(*([(i, n) for i in range(n)] for n in counts))}
 
 
 def _numbers(place: ast.Subscript) -> dict[int, int]:
@@ -103,21 +111,29 @@ def _numbers(place: ast.Subscript) -> dict[int, int]:
 
 
 def _are_ranges(places: list[ast.Subscript]) -> bool:
-    """``y[:, :k] = ...; y[:, k:] = ...``: ranges of one axis, a single integer among them too."""
-    axes = set()
-    ranges = 0
-    for place in places:
-        items = _items(place.slice)
-        parts = [i for i, item in enumerate(items) if not _is_all(item)]
-        if len(parts) != 1:
-            return False
-        item = items[parts[0]]
-        is_range = isinstance(item, ast.Slice) and item.step is None
-        if not is_range and integer(item) is None:
-            return False
-        ranges += is_range
-        axes.add((parts[0], len(items)))
-    return len(axes) == 1 and ranges > 0
+    """``y[:, :k] = ...; y[:, k:] = ...``: ranges of one axis, a single integer among them too.
+
+    Along another axis a part may be shifted, which is a pad: ``y[:-1, :k] = x[1:, :k]``.
+    """
+    if len({len(_items(place.slice)) for place in places}) != 1:
+        return False
+    parts = [{i: item for i, item in enumerate(_items(place.slice)) if not _is_all(item)} for place in places]
+    axes = set.intersection(*(set(part) for part in parts))
+    if len(axes) != 1:
+        return False
+    (axis,) = axes
+    if not all(_is_shift(item) for part in parts for i, item in part.items() if i != axis):
+        return False
+    ranges = [isinstance(part[axis], ast.Slice) and part[axis].step is None for part in parts]  # type: ignore[attr-defined]
+    return any(ranges) and all(r or integer(p[axis]) is not None for r, p in zip(ranges, parts, strict=True))
+
+
+def _is_shift(item: ast.expr) -> bool:
+    """``1:`` or ``:-1``."""
+    if not isinstance(item, ast.Slice) or item.step is not None or (item.lower is None) == (item.upper is None):
+        return False
+    lower, upper = integer(item.lower), integer(item.upper)
+    return (lower or 0) > 0 or (upper or 0) < 0
 
 
 def _phase(item: ast.expr) -> tuple[int, int] | None:
@@ -134,6 +150,8 @@ def _is_all(item: ast.expr) -> bool:
 
 def _is_new(scope: Scope, name: ast.expr) -> bool:
     call = scope.call(scope.value_of(name))
+    while call is not None and call.is_method and call.name in ("to", "type_as", "cuda"):
+        call = scope.call(call.input)
     if call is None:
         return False
     methods = NEW_CREATORS | {"clone"}
