@@ -32,8 +32,7 @@ from svexport.exporter.typed import (
     coordinates_of,
     is_wide,
     mixed,
-    put,
-    takes_both,
+    with_coordinates,
 )
 from svexport.ops.grid_sample import grid_sample
 from svexport.progress import phase
@@ -263,11 +262,7 @@ class _AsSampled(Calls):
         if call in self._plan.calls:
             args, kwargs = cast(given, torch.float32)
             return self._shown(call, func(*args, **kwargs))
-        shown = self._half((args, kwargs))
-        if takes_both(func):
-            for place in coordinates_of(func, args, kwargs):
-                shown = put(shown, place, at(given, place))
-        args, kwargs = shown
+        args, kwargs = shown = with_coordinates(func, self._half((args, kwargs)), given)
         if func is F.grid_sample and len({x.dtype for x in tree_leaves(shown) if is_wide(x)}) > 1:
             func = grid_sample
         return self._shown(call, func(*args, **kwargs))

@@ -26,13 +26,11 @@ from svexport.exporter.typed import (
     Calls,
     Given,
     Plan,
-    at,
     cast,
-    coordinates_of,
     is_wide,
     mixed,
-    put,
-    takes_both,
+    rounded,
+    with_coordinates,
 )
 from svexport.ops.grid_sample import grid_sample
 from svexport.progress import phase
@@ -85,11 +83,7 @@ class _InTypes(Calls):
             args, kwargs = cast((args, kwargs), torch.float32)
             return func(*args, **kwargs)
         half = cast((args, kwargs), self._plan.dtype)
-        if takes_both(func):
-            given = args, kwargs
-            for place in coordinates_of(func, *given):
-                half = put(half, place, at(given, place).float())
-        args, kwargs = half
+        args, kwargs = with_coordinates(func, half, (args, kwargs), torch.float32)
         return (grid_sample if func is F.grid_sample else func)(*args, **kwargs)
 
 
@@ -132,14 +126,7 @@ class _Measured(Followed):
             return "a matrix", True
         if call.function == "affine_grid":
             return "coordinates", True
-
-        def rounded(x: Any) -> Any:
-            return x.to(self._dtype).to(x.dtype) if is_wide(x) else x
-
-        half = tree_map(rounded, given)
-        if takes_both(func):
-            for place in coordinates_of(func, *given):
-                half = put(half, place, at(given, place))
+        half = with_coordinates(func, rounded(given, self._dtype), given)
         with _Rounded(self._dtype):
             computed = func(*half[0], **half[1])
         lost = _noise([result], [computed])
@@ -160,7 +147,7 @@ class _Alone(Calls):
     def call(self, call: Call, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if call != self._alone:
             return func(*args, **kwargs)
-        args, kwargs = tree_map(lambda x: x.to(self._dtype).to(x.dtype) if is_wide(x) else x, (args, kwargs))
+        args, kwargs = rounded((args, kwargs), self._dtype)
         with _Rounded(self._dtype):
             return func(*args, **kwargs)
 
@@ -178,7 +165,7 @@ class _Rounded(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if any(r.alias_info is not None for r in func._schema.returns):
             return result
-        return tree_map(lambda x: x.to(self._dtype).to(x.dtype) if is_wide(x) else x, result)
+        return rounded(result, self._dtype)
 
 
 def plan_for(

@@ -29,9 +29,9 @@ __all__ = [
     "coordinates_of",
     "is_wide",
     "mixed",
-    "put",
+    "rounded",
     "storages",
-    "takes_both",
+    "with_coordinates",
 ]
 
 _WIDE = {torch.float32, torch.float16, torch.bfloat16}
@@ -248,11 +248,6 @@ def storages(model: nn.Module) -> dict[int, set[str]]:
     return result
 
 
-def takes_both(func: Any) -> bool:
-    """Whether a sampler takes coordinates in float32 beside what is half, as ours do."""
-    return func is F.grid_sample or getattr(func, "namespace", "") == DOMAIN
-
-
 def coordinates_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int | str]:
     """Where a call has coordinates: places and names of arguments."""
     if getattr(func, "namespace", DOMAIN) != DOMAIN:  # torchvision's has other arguments in these places
@@ -271,12 +266,22 @@ def at(given: Given, place: int | str) -> Any:
     return given[1][place] if isinstance(place, str) else given[0][place]
 
 
-def put(given: Given, place: int | str, value: Any) -> Given:
-    """The same with another argument there."""
-    args, kwargs = given
-    if isinstance(place, str):
-        return args, {**kwargs, place: value}
-    return (*args[:place], value, *args[place + 1 :]), kwargs
+def with_coordinates(func: Any, half: Given, given: Given, dtype: torch.dtype | None = None) -> Given:
+    """What a call is given in half, but for coordinates as they are given, where a sampler takes both, as ours do.
+
+    Args:
+        dtype: that coordinates are cast to; None: none.
+    """
+    if func is not F.grid_sample and getattr(func, "namespace", "") != DOMAIN:
+        return half
+    args, kwargs = list(half[0]), dict(half[1])
+    for place in coordinates_of(func, *given):
+        value = at(given, place) if dtype is None else at(given, place).to(dtype)
+        if isinstance(place, str):
+            kwargs[place] = value
+        else:
+            args[place] = value
+    return tuple(args), kwargs
 
 
 def is_wide(x: Any) -> bool:
@@ -287,6 +292,11 @@ def is_wide(x: Any) -> bool:
 def cast(values: Any, dtype: torch.dtype) -> Any:
     """The same with all such tensors in one type."""
     return tree_map(lambda x: x.to(dtype) if is_wide(x) else x, values)
+
+
+def rounded(values: Any, dtype: torch.dtype) -> Any:
+    """The same with the numbers of all such tensors as they are in one type, in their own."""
+    return tree_map(lambda x: x.to(dtype).to(x.dtype) if is_wide(x) else x, values)
 
 
 def name_of(func: Callable[..., Any]) -> str:
