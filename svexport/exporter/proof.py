@@ -13,7 +13,7 @@ from torch import Tensor
 from svexport.parity import parity, tolerances
 from svexport.tracing.arguments import leaves, rebuild
 
-__all__ = ["Proof"]
+__all__ = ["Proof", "Uniform"]
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Proof:
 
     def add_gradients(self, theirs: Callable[..., Any], ours: Callable[..., Any], arguments: Sequence[Any]) -> None:
         """Compares gradients, in float64 and a little beside the arguments: at the edges of pixels there are none."""
-        noise = _Uniform(0)
+        noise = Uniform(0)
 
         def near(t: Tensor) -> Tensor:
             if not t.is_floating_point():
@@ -75,7 +75,7 @@ class Proof:
             with torch.enable_grad():
                 for function in (theirs, ours):
                     outputs = [t for _, t in leaves(function(*given)) if isinstance(t, Tensor) and t.requires_grad]
-                    cotangent = _Uniform(1)
+                    cotangent = Uniform(1)
                     weights = [cotangent.like(t, t.dtype) for t in outputs]
                     total = sum(((t * w).sum() for t, w in zip(outputs, weights, strict=True)), torch.zeros(()))
                     if not outputs:
@@ -104,7 +104,7 @@ class Proof:
         return len(self.errors), error, f"max error {error:.1e}" if self.errors else unproven
 
 
-class _Uniform:
+class Uniform:
     """Numbers from 0 to 1, the same ones of one seed, made where they are used: on a CPU large ones take seconds."""
 
     def __init__(self, seed: int) -> None:
@@ -112,6 +112,7 @@ class _Uniform:
         self._generators: dict[torch.device, torch.Generator] = {}
 
     def like(self, t: Tensor, dtype: torch.dtype) -> Tensor:
+        """The next numbers, of the shape and on the device of another tensor."""
         if t.device not in self._generators:
             self._generators[t.device] = torch.Generator(t.device).manual_seed(self._seed)
         return torch.rand(t.shape, generator=self._generators[t.device], dtype=dtype, device=t.device)

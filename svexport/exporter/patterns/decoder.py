@@ -23,7 +23,7 @@ from svexport import ops
 from svexport.exporter.patterns.camera_sample import looking
 from svexport.exporter.patterns.pattern import VIEWS, noise
 from svexport.exporter.patterns.traced import NotTraced, Traced
-from svexport.exporter.proof import Proof
+from svexport.exporter.proof import Proof, Uniform
 from svexport.ops._decoder.gradients import recorded, takes
 from svexport.parity import parity
 
@@ -334,7 +334,7 @@ def _same_gradients(
     """Whether the gradients of inputs and parameters are the author's, in float64."""
     given = [t.clone().requires_grad_() for t in draw]
     copies: dict[str, nn.Module] = {}
-    cotangents = torch.Generator().manual_seed(1)
+    cotangents = Uniform(1)
     found: list[Sequence[Tensor | None]] = []
     try:
         with torch.enable_grad():
@@ -346,7 +346,7 @@ def _same_gradients(
                 for step in decoder.modules
                 for name in ("weight", "bias")
             ]
-            rates = [torch.rand(t.shape, generator=cotangents, dtype=t.dtype).to(t.device) for t in theirs]
+            rates = [cotangents.like(t, t.dtype) for t in theirs]
             for outputs in (theirs, ours(given, weights)):
                 total = torch.stack([(t * rate).sum() for t, rate in zip(outputs, rates, strict=True)]).sum()
                 found.append(torch.autograd.grad(total, [*given, *parameters], allow_unused=True))
