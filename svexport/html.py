@@ -249,6 +249,7 @@ def drawing(salt: str = "", width: float = _WIDE) -> Iterator[None]:
                 "text.parse_math": False,
                 "font.size": 10,
                 "figure.figsize": (width, width),
+                "figure.constrained_layout.w_pad": _PAD,
                 "text.color": _INK,
                 "axes.labelcolor": _INK,
                 "axes.edgecolor": _FAINT,
@@ -324,9 +325,7 @@ def blank(height: float) -> Figure:
     import matplotlib
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(matplotlib.rcParams["figure.figsize"][0], height))
-    figure.set_layout_engine("constrained", w_pad=_PAD)
-    return figure
+    return Figure(figsize=(matplotlib.rcParams["figure.figsize"][0], height), layout="constrained")
 
 
 def error_figure(parities: Sequence[Parity], atol: float) -> Figure:
