@@ -15,6 +15,9 @@ from svexport.tracing.arguments import leaves, rebuild
 
 __all__ = ["Proof", "Uniform"]
 
+_LOST: Any = getattr(torch, "AcceleratorError", ())  # torch >= 2.8
+"""After an error of a kernel all that a process does on the GPU fails: nothing can be shown, nor left to torch."""
+
 
 @dataclass
 class Proof:
@@ -27,6 +30,8 @@ class Proof:
         """Compares with what ``ours`` computes; returns that, or ``expected`` where it is not to be used."""
         try:
             actual = ours()
+        except _LOST:
+            raise
         except Exception as error:  # noqa: BLE001 - whatever our op does not take is left to torch
             self.fault = f"svexport's raised {type(error).__name__}: {error}"
             return expected
@@ -49,6 +54,8 @@ class Proof:
         try:
             with torch.no_grad():
                 pairs = list(zip(_tensors(theirs()), _tensors(ours()), strict=True))
+        except _LOST:
+            raise
         except Exception as error:  # noqa: BLE001 - what cannot be shown is not
             self.fault = f"other inputs cannot be compared: {type(error).__name__}: {error}"
             return
@@ -82,6 +89,8 @@ class Proof:
                         found.append([None] * len(wanted))
                         continue
                     found.append(list(torch.autograd.grad(total, wanted, allow_unused=True)))
+        except _LOST:
+            raise
         except Exception as error:  # noqa: BLE001 - what cannot be shown is not
             self.fault = f"its gradients cannot be compared: {type(error).__name__}: {error}"
             return

@@ -63,11 +63,20 @@ def _gather_and_multiply(table: Tensor, index: Tensor, weight: Tensor) -> Tensor
     return (weight[:, None] @ table[index])[:, 0]
 
 
+_MOST_INDICES = (1 << 26) - 1
+"""Indices of one ``embedding_bag``: torch counts the threads of its backward on CUDA in int32, 32 an index."""
+
+
 def _embedding_bag(table: Tensor, index: Tensor, weight: Tensor) -> Tensor:
     """The same in one pass over the rows, without a copy of each; but differentiable only once."""
     if 0 in (*table.shape, *index.shape):  # which embedding_bag refuses
         return _gather_and_multiply(table, index, weight)
-    return F.embedding_bag(index, table, per_sample_weights=weight, mode="sum")
+    bags = max(1, _MOST_INDICES // index.shape[1])
+    pieces = [
+        F.embedding_bag(i, table, per_sample_weights=w, mode="sum")
+        for i, w in zip(index.split(bags), weight.split(bags), strict=True)
+    ]
+    return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 
 
 def reference(*args: Any) -> Tensor:

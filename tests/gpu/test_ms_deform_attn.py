@@ -180,6 +180,20 @@ def test_more_than_2_31_elements() -> None:
     assert relative_error(ms_deform_attn(far, shapes, starts, locations, weights), expected) == 0
 
 
+def test_more_pixels_in_float64_than_torch_counts_in_one_call() -> None:
+    """2**26 + 64: threads of ``embedding_bag``'s backward, 32 each, are more than int32 holds."""
+    _, shapes, starts, locations, weights = case(n=1, queries=(1 << 20) + 1, m=1, points=4, dtype=torch.float64)
+    value = torch.randn(1, int(shapes.prod(1).sum()), 1, 1, dtype=torch.float64)
+    args = moved([value, shapes, starts, locations, weights], "cuda")
+    last = [*args[:3], args[3][:, -7:], args[4][:, -7:]]
+    gradients = []
+    for given in (args, last):
+        leaf = given[4].detach().requires_grad_()
+        output = ms_deform_attn(*given[:4], leaf)
+        gradients.append(torch.autograd.grad(output[:, -7:].square().sum(), leaf)[0][:, -7:])
+    assert relative_error(*gradients) < 1e-12
+
+
 @pytest.mark.parametrize("d", [3, 16, 32, 80])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_int8_values(d: int, dtype: torch.dtype) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import itertools
 import math
 import random
@@ -95,6 +96,20 @@ def test_is_the_published_formula(dtype: torch.dtype, tolerance: float) -> None:
             strict=True,
         ):
             torch.testing.assert_close(a, e, rtol=tolerance, atol=10 * tolerance)
+
+
+@pytest.mark.parametrize("indices", [1, 50, 1000])
+def test_in_pieces(indices: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of few indices each: of 2 levels, 2 points and 4 pixels there are 16 a row, of which there are 12."""
+    monkeypatch.setattr(importlib.import_module("svexport.ops.ms_deform_attn"), "_MOST_INDICES", indices)
+    value, shapes, starts, locations, weights = case(dtype=torch.float64)
+    inputs = [t.requires_grad_() for t in (value, locations, weights)]
+    found = []
+    for function in (ms_deform_attn, by_grid_sample):
+        output = function(value, shapes, starts, locations, weights)
+        found.append([output, *torch.autograd.grad((output * torch.linspace(-1, 2, output.shape[-1])).sum(), inputs)])
+    for actual, expected in zip(*found, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("sizes", SHAPES)
