@@ -1,4 +1,4 @@
-"""The exporter on torch.export, with our translations in its table; models below its first opset are converted."""
+"""The exporter on torch.export, with our translations in its table."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from svexport.exporter.memory import without_collections
 from svexport.exporter.opsets import FIRST_DYNAMO_OPSET
 from svexport.exporter.translations import translations
 from svexport.exporter.way import Guards
-from svexport.graph.scope import light_copy
-from svexport.logging import logger, quiet
+from svexport.logging import quiet
 from svexport.tracing.arguments import FlatModel
 from svexport.tracing.sizes import tiled
 
@@ -39,8 +38,8 @@ def export(
     input_names: Sequence[str],
     dynamic_axes: Mapping[str, Mapping[int, str]],
 ) -> tuple[onnx.ModelProto, Guards]:
-    """``model(*tensors)`` as ONNX, and what torch.export guards; raises :class:`ExportError` naming the operator and
-    its source line."""
+    """``model(*tensors)`` as ONNX, of the exporter's first opset or later, and what torch.export guards; raises
+    :class:`ExportError` naming the operator and its source line."""
     shapes = None
     if dynamic_axes:
         # Axes of one name share one size, as they do in the file.
@@ -62,18 +61,16 @@ def export(
                 texts_of_sizes() as texts,
             ):
                 program = _exported(model, tensors, options)
-                written = _optimized(program, options, model.output_dtypes)
-        except torch.onnx.OnnxExporterError as error:
+                _cast_back(program, model.output_dtypes)
+                join_batch_norms(program.model)
+                program.optimize()
+        except (torch.onnx.OnnxExporterError, ir.passes.PassError) as error:
             if opset < FIRST_DYNAMO_OPSET:  # there is another exporter
                 reason, _ = reason_of(error, input_names)
                 where = line_of(error)
                 raise ExportError(reason + (f", at {where}" if where else "")) from error
             raise failure(model, tensors, opset, input_names, error) from error
-    if opset < FIRST_DYNAMO_OPSET:
-        from svexport.graph.opsets import convert_in_place
-
-        convert_in_place(written, opset)
-    return written, Guards(values=True, sizes=not texts)
+    return program.model_proto, Guards(values=True, sizes=not texts)
 
 
 def batch_axes(model: FlatModel, tensors: Sequence[Tensor]) -> list[Any]:
@@ -192,30 +189,3 @@ def _cast_back(program: torch.onnx.ONNXProgram, dtypes: Sequence[torch.dtype]) -
         node.outputs[0].name, node.outputs[0].dtype, node.outputs[0].shape = f"{value.name}_cast", wanted, value.shape
         program.model.graph.append(node)
         outputs[place] = node.outputs[0]
-
-
-def _optimized(
-    program: torch.onnx.ONNXProgram, options: Mapping[str, Any], dtypes: Sequence[torch.dtype]
-) -> onnx.ModelProto:
-    """The program as the exporter's optimizer leaves it, or with constants folded where that makes it invalid or fails.
-
-    As it was traced, a program has sequences of the parts of splits, and computes biases of convolutions that have
-    none.
-    """
-    _cast_back(program, dtypes)
-    try:
-        join_batch_norms(program.model)
-        program.optimize()
-        written = program.model_proto
-        onnx.checker.check_model(light_copy(written))
-        return written
-    except (onnx.checker.ValidationError, ir.passes.PassError) as error:
-        logger.warning("folded constants only: the optimizer broke the graph ({})", str(error).splitlines()[0])
-    from onnxscript import optimizer
-
-    traced = torch.onnx.export(program.exported_program, **options)  # type: ignore[arg-type]
-    assert traced is not None
-    _cast_back(traced, dtypes)
-    optimizer.fold_constants(traced.model)
-    optimizer.remove_unused_nodes(traced.model)
-    return traced.model_proto

@@ -1,5 +1,4 @@
-"""The TorchScript exporter, with our symbolics in its registry for the length of one export; models below its first
-opset are converted."""
+"""The TorchScript exporter, with our symbolics in its registry for the length of one export."""
 
 from __future__ import annotations
 
@@ -67,20 +66,15 @@ def export(
     input_names: Sequence[str],
     dynamic_axes: Mapping[str, Mapping[int, str]],
 ) -> onnx.ModelProto:
-    """``model(*tensors)`` as ONNX, written to ``path`` if it is large; raises :class:`ExportError` naming the operator
-    and its source line."""
+    """``model(*tensors)`` as ONNX, of the exporter's first opset or later, written to ``path`` if it is large; raises
+    :class:`ExportError` naming the operator and its source line."""
     options = {
         "dynamo": False,
         "opset_version": max(opset, FIRST_TORCHSCRIPT_OPSET),
         "input_names": list(input_names),
         "dynamic_axes": {name: dict(axes) for name, axes in dynamic_axes.items()},
     }
-    written = _traced(model, tensors, opset, lambda: _written(model, tensors, path, options))
-    if opset < FIRST_TORCHSCRIPT_OPSET:
-        from svexport.graph.opsets import convert_in_place
-
-        convert_in_place(written, opset)
-    return written
+    return _traced(model, tensors, opset, lambda: _written(model, tensors, path, options))
 
 
 def _traced(
