@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from svexport.errors import SvexportError
 from svexport.exporter import aten
 from svexport.exporter.aten import pool
 from svexport.exporter.aten.interpolate import nearest_exact
@@ -214,7 +215,7 @@ def _once(
             if result is NotImplemented and (other := _torchs(overload)):
                 result = other(*args, **kwargs)
             return result
-        except DecompositionError:
+        except (DecompositionError, SvexportError):  # ours say why not
             raise
         except Exception as error:
             raise DecompositionError(f"{overload} cannot be decomposed: {error}") from error

@@ -88,10 +88,10 @@ def _traced(
         try:
             with (
                 registered(),
-                _without_dump(),
+                swapped(torch._C, _jit_onnx_log=lambda *_: None),  # it prints its whole graph before an error
                 _without_reshapes_of_nothing(any(not t.numel() for t in tensors)),
-                _numbers_of_unpooling(),
-                _open_functions(),
+                swapped(F, _unpool_output_size=untraced()(F._unpool_output_size)),  # type: ignore[attr-defined]
+                applied_by(_opened),
                 exact_embeddings(),
                 decomposed([*ALWAYS, *others]),
                 model.traced_in(*modes),
@@ -109,9 +109,7 @@ def _traced(
             raise located(error, line_of(error)) from error.__cause__
         except Exception as error:
             made = isinstance(error, DecompositionError)
-            if made and others:  # the error that led to it stands, unless what we have in its place says why not
-                if isinstance(error.__cause__, SvexportError):
-                    raise located(error.__cause__, line_of(error)) from None
+            if made and others:  # the error that led to it stands
                 others.pop()
                 break
             known = isinstance(error, torch.onnx.errors.OnnxExporterError)
@@ -174,13 +172,6 @@ def _function_of(error: Exception) -> str:
 
 
 @contextmanager
-def _without_dump() -> Iterator[None]:
-    """Keeps the exporter from printing its whole graph before an error: its own switch for that is always on."""
-    with swapped(torch._C, _jit_onnx_log=lambda *_: None):
-        yield
-
-
-@contextmanager
 def _without_reshapes_of_nothing(empty: bool) -> Iterator[None]:
     """Refuses a Reshape of nothing to a size that is to be found: the exporter divides by it, which ends the process.
 
@@ -204,32 +195,19 @@ def _without_reshapes_of_nothing(empty: bool) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _open_functions() -> Iterator[None]:
-    """Has the forward of an ``autograd.Function`` traced as any code.
+def _opened(own: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """The forward of an ``autograd.Function``, traced as any code.
 
     Inside the node that the tracer makes of it, writes in place are lost. Those that say by ``symbolic`` what they are
     in a file stay nodes.
     """
-
-    def apply(own: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if hasattr(cls, "symbolic") or not torch.jit.is_tracing():
-            return own(*args, **kwargs)
-        if cls.setup_context is not torch.autograd.Function.setup_context:
-            return cls.forward(*args, **kwargs)
-        context = torch.autograd.function.FunctionCtx()
-        context.needs_input_grad = (False,) * len(args)  # type: ignore[attr-defined]
-        return cls.forward(context, *args, **kwargs)
-
-    with applied_by(apply):
-        yield
-
-
-@contextmanager
-def _numbers_of_unpooling() -> Iterator[None]:
-    """Has ``F.max_unpool2d`` compute with numbers the size that it checks; the tracer makes tensors of sizes."""
-    with swapped(F, _unpool_output_size=untraced()(F._unpool_output_size)):  # type: ignore[attr-defined]
-        yield
+    if hasattr(cls, "symbolic") or not torch.jit.is_tracing():
+        return own(*args, **kwargs)
+    if cls.setup_context is not torch.autograd.Function.setup_context:
+        return cls.forward(*args, **kwargs)
+    context = torch.autograd.function.FunctionCtx()
+    context.needs_input_grad = (False,) * len(args)  # type: ignore[attr-defined]
+    return cls.forward(context, *args, **kwargs)
 
 
 @contextmanager
@@ -264,19 +242,15 @@ def registered() -> Iterator[None]:
 
 def _function(name: str, convert: Callable[..., Any]) -> Callable[..., Any]:
     """The function torch.onnx calls for each node of that name; ``convert`` is given the exporter's own."""
-    group = registry.get_function_group(name)
-    owns = dict(group._functions._merged) if group else {}
-
-    def own_of(opset: int) -> Callable[..., Any] | None:
-        return owns.get(max((first for first in owns if first <= opset), default=0))
+    group = registry.get_function_group(name) or {}
 
     def missing(g: Any, *values: torch._C.Value) -> Any:  # what a conversion does without is not missed
-        first = next((opset for opset in range(g.opset, LAST_TORCHSCRIPT_OPSET + 1) if own_of(opset)), None)
+        first = next((opset for opset in range(g.opset, LAST_TORCHSCRIPT_OPSET + 1) if group.get(opset)), None)
         raise torch.onnx.errors.UnsupportedOperatorError(name, g.opset, first)
 
     def function(g: Any, *values: torch._C.Value) -> Any:
         try:
-            return convert(g, own_of(g.opset) or missing, *values)
+            return convert(g, group.get(g.opset) or missing, *values)
         except ExportError as error:
             raise located(error, user_frame(g.original_node.sourceRange())) from error.__cause__
 
