@@ -58,9 +58,9 @@ class Writer(ABC):
             return self(op_type, x, keepdims=int(keepdims), **given)
         return self(op_type, x, self.constant(torch.tensor(list(axes))), keepdims=int(keepdims))
 
-    def squeezed(self, x: Any, axis: int) -> Any:
-        """Without a dimension of size 1."""
-        return self("Squeeze", x, self.constant(torch.tensor([axis])))
+    def squeezed(self, x: Any, *axes: int) -> Any:
+        """Without dimensions of size 1."""
+        return self("Squeeze", x, self.constant(torch.tensor(axes)))
 
     def unsqueezed(self, x: Any) -> Any:
         """With a last dimension of size 1."""
@@ -93,7 +93,7 @@ def _extreme(write: Writer, op_type: str, x: Any, axes: Sequence[int] | None, ke
 def _place_of_extreme(write: Writer, op_type: str, x: Any, axis: int, keepdims: bool) -> Any:
     """Where the largest or smallest is (ArgMax, ArgMin): the first NaN, which comes before all numbers."""
     if write.rank(x) == 0:
-        return _first(write)
+        return write.constant(torch.tensor(0))
     mask = write.dtype(x) == torch.bool
     numbers = (
         write("Cast", x, to=_FLOAT) if mask else _without_nan(write, x, math.inf if op_type == "ArgMax" else -math.inf)
@@ -106,7 +106,7 @@ def _with_places(convert: Callable[..., tuple[Any, Any]]) -> Callable[..., tuple
 
     def function(write: Writer, x: Any, *rest: Any) -> tuple[Any, Any]:
         if write.rank(x) == 0:
-            return write("Identity", x), _first(write)
+            return write("Identity", x), write.constant(torch.tensor(0))
         if write.dtype(x) != torch.bool:
             return convert(write, x, *rest)
         values, places = convert(write, write("Cast", x, to=_FLOAT), *rest)
@@ -131,10 +131,6 @@ def _sorted_along(write: Writer, x: Any, count: Any, axis: int, largest: bool) -
         return write("TopK", x, count, outputs=2, **attributes)
     _, places = write("TopK", _without_nan(write, x, math.inf), count, outputs=2, **attributes)
     return write("GatherElements", x, places, axis=axis), places
-
-
-def _first(write: Writer) -> Any:
-    return write.constant(torch.tensor(0))
 
 
 def _without_nan(write: Writer, x: Any, number: float) -> Any:
@@ -235,10 +231,6 @@ def _clamp(write: Writer, x: Any, min: Any = None, max: Any = None) -> Any:
     return x if high is None else _larger(write, "Min", x, high, kind)
 
 
-def _relu(write: Writer, x: Any) -> Any:
-    return write("Relu", x) if _is_floating(write, x) else _clamp(write, x, 0)
-
-
 def _mean(
     write: Writer, x: Any, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: int | None = None
 ) -> Any:
@@ -264,10 +256,7 @@ def _log_sum_exp(write: Writer, x: Any, dim: Sequence[int], keepdim: bool = Fals
     largest = write("Clip", write.reduced("ReduceMax", x, axes, True), *bounds)  # no infinity less itself
     total = write.reduced("ReduceSum", write("Exp", write("Sub", x, largest)), axes, True)
     result = write("Add", write("Log", total), largest)
-    if keepdim:
-        return result
-    axes = axes or list(range(write.rank(x) or 0))
-    return write("Squeeze", result, write.constant(torch.tensor(axes)))
+    return result if keepdim else write.squeezed(result, *(axes or range(write.rank(x) or 0)))
 
 
 def _power(write: Writer, x: Any, exponent: Any) -> Any:
@@ -353,11 +342,6 @@ def _sort(write: Writer, x: Any, dim: int = -1, descending: bool = False) -> Any
     return _sorted_along(write, x, size, dim, descending)
 
 
-def _stable_sort(write: Writer, x: Any, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
-    """TopK is stable anyway."""
-    return _sort(write, x, dim, descending)
-
-
 def _topk(write: Writer, x: Any, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
     one = write.constant(torch.tensor([k if isinstance(k, int) else 1]))
     if not isinstance(k, int) and write.dtype(k) not in (None, torch.int64):
@@ -367,9 +351,6 @@ def _topk(write: Writer, x: Any, k: Any, dim: int = -1, largest: bool = True, so
 
 def _extremes(name: str) -> dict[str, Callable[..., Any]]:
     reduce, small = f"Reduce{name}", name.lower()
-
-    def whole(write: Writer, x: Any) -> Any:
-        return _extreme(write, reduce, x, None, False)
 
     def along(write: Writer, x: Any, dim: int, keepdim: bool = False) -> Any:
         return _extreme_along(write, x, reduce, dim, keepdim)
@@ -385,31 +366,24 @@ def _extremes(name: str) -> dict[str, Callable[..., Any]]:
         shape = write.constant(torch.tensor([1] * (write.rank(x) or 0)))
         return write("Reshape", found, shape) if keepdim else found
 
-    def two(write: Writer, x: Any, y: Any) -> Any:
-        return _larger(write, name, x, y, write.dtype(x))
-
     return {
-        f"aten::{small}": whole,
+        f"aten::{small}": along_all,
         f"aten::{small}.dim": along,
         f"aten::a{small}": along_all,
         f"aten::arg{small}": place,
-        f"aten::{small}imum": two,
+        f"aten::{small}imum": lambda write, x, y: _larger(write, name, x, y, write.dtype(x)),
     }
 
 
 _OF_ELEMENTS: dict[str, Callable[..., Any]] = {
-    "aten::clamp": _clamp,
-    "aten::clamp.Tensor": _clamp,
+    **{f"aten::{name}": _clamp for name in ("clamp", "clamp.Tensor", "clamp_min", "clamp_min.Tensor")},
     **{f"aten::clamp_max{form}": lambda write, x, max: _clamp(write, x, None, max) for form in ("", ".Tensor")},
-    **{f"aten::clamp_min{form}": _clamp for form in ("", ".Tensor")},
-    "aten::floor_divide": _floor_divide,
-    "aten::floor_divide.Scalar": _floor_divide,
+    **{f"aten::floor_divide{form}": _floor_divide for form in ("", ".Scalar")},
     "aten::hardtanh": lambda write, x, min_val=-1, max_val=1: _clamp(write, x, min_val, max_val),
-    "aten::mean": lambda write, x, *, dtype=None: _mean(write, x, dtype=dtype),
-    "aten::mean.dim": _mean,
+    **{f"aten::mean{form}": _mean for form in ("", ".dim")},
     "aten::neg": _negated,
     **{f"aten::pow.{form}": _power for form in ("Scalar", "Tensor_Scalar", "Tensor_Tensor")},
-    "aten::relu": _relu,
+    "aten::relu": lambda write, x: write("Relu", x) if _is_floating(write, x) else _clamp(write, x, 0),
     "aten::relu6": lambda write, x: _clamp(write, x, 0, 6),
     **{f"aten::remainder.{form}": _remainder for form in ("Scalar", "Scalar_Tensor", "Tensor")},
 }
@@ -422,7 +396,7 @@ CONVERSIONS: dict[str, Callable[..., Any]] = {
     **{f"aten::any{form}": _truth(False) for form in ("", ".dim", ".dims")},
     "aten::logsumexp": _log_sum_exp,
     "aten::sort": _sort,
-    "aten::sort.stable": _stable_sort,
+    "aten::sort.stable": lambda write, x, *, stable=None, **given: _sort(write, x, **given),  # as TopK is anyway
     "aten::topk": _topk,
 }
 """By the overload of ATen."""

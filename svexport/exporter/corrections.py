@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,18 +39,16 @@ def _converted(g: Any, own: _Own, *values: _Value) -> Any:
     node, write = g.original_node, GraphWriter(g)
     kind = write.dtype(next(node.outputs()))
     known = (s for s in torch._C._jit_get_schemas_for_operator(node.kind()) if len(s.arguments) == len(values))
-    named = [(s, ".".join(filter(None, (s.name, s.overload_name)))) for s in known]
-    found = [(s, name) for s, name in named if name in _ALL]
-    schema, name = next((one for one in found if _takes_lists(one[0], values)), found[0] if found else (None, ""))
+    named = ((s, ".".join(filter(None, (s.name, s.overload_name)))) for s in known)
+    schema, name = next((one for one in named if one[1] in _ALL), (None, ""))
     if schema is None or kind is None or write.dtype(values[0]) is None:
         return own(g, *values)
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     for argument, value in zip(schema.arguments, values, strict=True):
         given = None if argument.name == "dtype" else read(value, "constant")  # that is of the result
-        if isinstance(given, TensorInfo) or (isinstance(given, list) and "List" not in str(argument.type)):
-            given = value
-        if value is values[0]:  # of which the type is asked
+        is_list = isinstance(given, list) and "Tensor" in str(argument.type)
+        if isinstance(given, TensorInfo) or is_list or value is values[0]:  # of which the type is asked
             given = value
         if isinstance(given, _Value) and name in _IN_ONE_TYPE and write.dtype(given) != kind:
             given = write("Cast", given, to=TYPES[kind])
@@ -59,12 +57,6 @@ def _converted(g: Any, own: _Own, *values: _Value) -> Any:
         else:
             args.append(given)
     return _ALL[name](write, *args, **kwargs)
-
-
-def _takes_lists(schema: Any, values: Sequence[_Value]) -> bool:
-    """Whether an overload has lists where numbers are given in lists (``dim=(0, 2)``)."""
-    lists = (isinstance(read(value, "constant"), list) for value in values)
-    return all("List" in str(argument.type) for argument, given in zip(schema.arguments, lists, strict=True) if given)
 
 
 # ------------------------------------------------------------------ arithmetic
@@ -225,7 +217,7 @@ def _index_put(g: Any, own: _Own, self: _Value, indices: _Value, values: _Value,
     if len(ranks) == len(given) + 2:
         whole, count, *each = ranks
         rank = max(each)
-        single = [rank - r for r, value in zip(each, given, strict=True) if r and _numbers_of(value) == 1]
+        single = [rank - r for r, value in zip(each, given, strict=True) if r and _is_one_number(value)]
         if single and count == rank + whole - len(given) - len(single):
             inner = _unexpanded(values)
             if inner is not values and _rank(inner) == count:
@@ -243,9 +235,8 @@ def _unexpanded(values: _Value) -> _Value:
     return values
 
 
-def _numbers_of(value: _Value) -> int | None:
-    constant = value.node().kind() == "onnx::Constant"
-    return torch.as_tensor(symbolic_helper._node_get(value.node(), "value")).numel() if constant else None
+def _is_one_number(value: _Value) -> bool:
+    return (number := constant_of(value)) is not None and torch.as_tensor(number).numel() == 1
 
 
 def _repeat(g: Any, own: _Own, self: _Value, repeats: _Value) -> Any:

@@ -188,14 +188,9 @@ def _overloads(name: str) -> list[torch._ops.OpOverload]:
     if namespace != "aten":
         return []
     packets = [getattr(torch.ops.aten, n, None) for n in (function, f"{function}_")]
-    overloads = [getattr(p, o) for p in packets if p is not None for o in p.overloads() if _is_function(p, o)]
-    return [o for o in overloads if not any(a.is_out for a in o._schema.arguments)]
-
-
-def _is_function(packet: Any, overload: str) -> bool:
-    """Whether an overload exists outside of scripts too, which have some for numbers."""
-    name = packet._qualified_op_name + ("" if overload == "default" else f".{overload}")
-    return torch._C._dispatch_has_kernel(name)
+    overloads = [getattr(packet, form) for packet in packets if packet is not None for form in packet.overloads()]
+    known = (o for o in overloads if torch._C._dispatch_has_kernel(o.name()))  # scripts have others, of numbers
+    return [o for o in known if not any(a.is_out for a in o._schema.arguments)]
 
 
 def _once(

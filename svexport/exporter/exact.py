@@ -267,17 +267,14 @@ def _vector_norm(
     if not x.dim():
         x, dim, keepdim = x.reshape(1), 0, False
     dims = [dim] if isinstance(dim, int) else list(dim or range(x.dim()))
-    if ord == 0:
-        return (x != 0).to(kind).sum(dims, keepdim)
-    if ord == 1:
-        return x.abs().sum(dims, keepdim)
-    if ord == 2:
-        return (x * x).sum(dims, keepdim).sqrt()
-    if ord == math.inf:
-        return x.abs().amax(dims, keepdim)
-    if ord == -math.inf:
-        return x.abs().amin(dims, keepdim)
-    return (x.abs() ** ord).sum(dims, keepdim) ** (1 / ord)
+    norms: dict[float, Callable[[], Tensor]] = {
+        0: lambda: (x != 0).to(kind).sum(dims, keepdim),
+        1: lambda: x.abs().sum(dims, keepdim),
+        2: lambda: (x * x).sum(dims, keepdim).sqrt(),
+        math.inf: lambda: x.abs().amax(dims, keepdim),
+        -math.inf: lambda: x.abs().amin(dims, keepdim),
+    }
+    return norms.get(ord, lambda: (x.abs() ** ord).sum(dims, keepdim) ** (1 / ord))()
 
 
 @contextmanager
