@@ -9,7 +9,7 @@ import torch
 from torch.onnx import symbolic_helper
 
 from svexport.errors import ExportError
-from svexport.exporter.conversions import CONVERSIONS, ELEMENTWISE, TYPES, Writer
+from svexport.exporter.conversions import CONVERSIONS, ELEMENTWISE, Writer
 from svexport.exporter.jit_graph import GraphWriter, constant_of, read
 from svexport.symbolic._symbolic import TensorInfo
 from svexport.tracing.quantizers import full_range
@@ -50,8 +50,8 @@ def _converted(g: Any, own: _Own, *values: _Value) -> Any:
         is_list = isinstance(given, list) and "Tensor" in str(argument.type)
         if isinstance(given, TensorInfo) or is_list or value is values[0]:  # of which the type is asked
             given = value
-        if isinstance(given, _Value) and name in _IN_ONE_TYPE and write.dtype(given) != kind:
-            given = write("Cast", given, to=TYPES[kind])
+        if isinstance(given, _Value) and name in _IN_ONE_TYPE:
+            given = write.typed(given, kind)
         if argument.kwarg_only:
             kwargs[argument.name] = given
         else:
@@ -76,7 +76,7 @@ def _floating(write: Writer, value: _Value, kind: torch.dtype) -> Any:
     """What is of integers or booleans, as ``kind``."""
     mine = write.dtype(value)
     known = mine is None or mine.is_floating_point or mine.is_complex
-    return value if known else write("Cast", value, to=TYPES[kind])
+    return value if known else write.typed(value, kind)
 
 
 def _unary(op_type: str) -> Callable[..., Any]:
@@ -103,8 +103,7 @@ def _rounded(g: Any, own: _Own, self: _Value, *rest: _Value) -> Any:
 def _cumsum(g: Any, own: _Own, self: _Value, *rest: _Value) -> Any:
     """CumSum is not for booleans."""
     write = GraphWriter(g)
-    masks = write.dtype(self) == torch.bool
-    return own(g, write("Cast", self, to=TYPES[torch.int64]) if masks else self, *rest)
+    return own(g, write.typed(self, torch.int64 if write.dtype(self) == torch.bool else None), *rest)
 
 
 # ------------------------------------------------------------------ layers and sets
@@ -131,7 +130,7 @@ def _fake_quantize(g: Any, own: _Own, self: _Value, scale: _Value, zero_point: _
     if full is None or full == (low, high):
         return own(g, self, scale, zero_point, *rest)
     write = GraphWriter(g)
-    step, zero = (write("Cast", value, to=TYPES[torch.float32]) for value in (scale, zero_point))
+    step, zero = (write.typed(value, torch.float32) for value in (scale, zero_point))
     if axis:
         shape = write.constant(torch.tensor([-1 if dim == axis[0] else 1 for dim in range(_rank(self) or 1)]))
         step, zero = (write("Reshape", value, shape) for value in (step, zero))
@@ -202,8 +201,7 @@ def _from_the_front(g: Any, self: _Value, axis: int, index: _Value) -> _Value:
     size = symbolic_helper._get_tensor_dim_size(self, axis)
     place = write.constant(torch.tensor(axis if size is None else size))
     length = place if size is not None else write("Gather", write("Shape", self), place)
-    if write.dtype(index) != torch.int64:
-        index = write("Cast", index, to=TYPES[torch.int64])
+    index = write.typed(index, torch.int64)
     negative = write("Less", index, write.constant(torch.tensor(0)))
     return write("Where", negative, write("Add", index, length), index)
 
@@ -270,9 +268,7 @@ def _expand(g: Any, own: _Own, self: _Value, size: _Value, implicit: _Value) -> 
 def _copy(g: Any, own: _Own, self: _Value, values: _Value, non_blocking: _Value) -> Any:
     """What ``x.copy_(values)`` becomes, which the exporter lacks."""
     write = GraphWriter(g)
-    kind = write.dtype(self)
-    if kind not in (None, write.dtype(values)):
-        values = write("Cast", values, to=TYPES[kind])
+    values = write.typed(values, write.dtype(self))
     sizes = [symbolic_helper._get_tensor_sizes(v) for v in (self, values)]
     if sizes[0] is not None and None not in sizes[0] and sizes[0] == sizes[1]:
         return g.op("Identity", values)

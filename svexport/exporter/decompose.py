@@ -22,20 +22,11 @@ from svexport.exporter.aten import pool
 from svexport.exporter.aten.interpolate import nearest_exact
 from svexport.exporter.aten.place import END, depends_on_size, fill_diagonal
 from svexport.exporter.aten.span import linspace
-from svexport.exporter.exact import EXACT, floor_divide
+from svexport.exporter.exact import EXACT, floating, floor_divide, truncated
 from svexport.exporter.masks import CHOICES
 from svexport.tracing.swapped import untraced
 
-__all__ = [
-    "ALWAYS",
-    "AS_TRACED",
-    "IN_PLACE_OF",
-    "DecompositionError",
-    "InPlaceOf",
-    "advice_on",
-    "decomposable",
-    "decomposed",
-]
+__all__ = ["AS_TRACED", "IN_PLACE_OF", "DecompositionError", "InPlaceOf", "advice_on", "decomposable", "decomposed"]
 
 
 class DecompositionError(RuntimeError):
@@ -64,20 +55,18 @@ def decomposable(name: str) -> bool:
 
 @contextmanager
 def decomposed(names: Collection[str]) -> Iterator[None]:
-    """While torch.jit traces, records in place of each of these functions (``aten::outer``) what it is made of.
+    """While torch.jit traces, records in place of each of these functions (``aten::outer``) what it is made of, and of
+    those that the exporter makes something else of.
 
     By kernels for the tracer's dispatch key, which get a call whatever Python it came through. Scripted code makes no
     calls while it is traced, and keeps its functions.
     """
-    if not names:
-        yield
-        return
     library = torch.library.Library("aten", "IMPL")
     taking = torch.library.Library("svexport_taking", "FRAGMENT")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that kernels are replaced
-            for overload, written in ((o, name in WRONG) for name in names for o in _overloads(name)):
+            for overload, written in ((o, name in WRONG) for name in (*ALWAYS, *names) for o in _overloads(name)):
                 function = _ours(overload) if written else _decomposition(overload)
                 if function is not None:
                     library.impl(overload, _once(overload, function, _taker(taking, overload)), "Tracer")
@@ -319,11 +308,6 @@ def _max_unpool(input: Tensor, indices: Tensor, output_size: Sequence[int], *_: 
     return flat.unflatten(-1, tuple(output_size))
 
 
-def _log10(x: Tensor) -> Tensor:
-    x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
-    return x.log() * (1 / math.log(10))
-
-
 def _rrelu(
     input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
 ) -> Tensor:
@@ -335,7 +319,7 @@ def _rrelu(
 def _rsub(input: Tensor, other: Any, *, alpha: Any = 1) -> Tensor:
     """Of integers and a floating-point number the exporter finds no function."""
     if isinstance(other, (float, torch.SymFloat)) and not (input.is_floating_point() or input.is_complex()):
-        input = input.to(torch.get_default_dtype())
+        input = floating(input)
     return torch.rsub(input, other, alpha=alpha)
 
 
@@ -450,10 +434,10 @@ _OURS: dict[str, Callable[..., Any]] = {
     "aten::expm1": lambda x: x.exp() - 1,
     "aten::fill_diagonal": fill_diagonal,
     "aten::index_reduce": _index_reduce,
-    "aten::log10": _log10,
+    "aten::log10": lambda x: floating(x).log() * (1 / math.log(10)),
     **{f"aten::max_unpool{axes}d": _max_unpool for axes in (2, 3)},
     **{f"aten::repeat_interleave.self_{form}": _repeat_interleave for form in ("Tensor", "int")},
-    "aten::trunc": lambda x: torch.where(x < 0, x.ceil(), x.floor()),
+    "aten::trunc": truncated,
 }
 
 _OTHERWISE = ("addcmul", "cosine_similarity", "fill_diagonal", "float_power", "log10")

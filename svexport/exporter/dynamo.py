@@ -98,13 +98,9 @@ def batch_axes(model: FlatModel, tensors: Sequence[Tensor]) -> list[Any]:
     found: list[Any] = []
     for size, name in zip(sizes, model.input_names, strict=True):
         formula = size[0].node.expr if size and isinstance(size[0], torch.SymInt) else None
-        symbols = sorted(formula.free_symbols, key=str) if formula is not None else []
-        if formula is None or len(symbols) != 1:
-            found.append(None)
-            continue
-        (symbol,) = symbols
-        factor, offset = int(formula.coeff(symbol)), int(formula.subs(symbol, 0))
-        if formula - factor * symbol - offset != 0 or factor < 1:
+        symbol = next(iter(formula.free_symbols)) if formula is not None and len(formula.free_symbols) == 1 else None
+        factor, offset = (int(formula.coeff(symbol)), int(formula.subs(symbol, 0))) if symbol is not None else (0, 0)
+        if factor < 1 or formula - factor * symbol - offset != 0:
             found.append(None)
             continue
         if symbol not in roots:

@@ -22,10 +22,11 @@ from svexport.exporter.aten.product import up_to_each
 from svexport.exporter.aten.special import polynomial
 from svexport.tracing.swapped import swapped
 
-__all__ = ["EXACT", "exact_embeddings", "floor_divide", "shapes_of_losses"]
+__all__ = ["EXACT", "exact_embeddings", "floating", "floor_divide", "shapes_of_losses", "truncated"]
 
 
-def _floating(x: Tensor) -> Tensor:
+def floating(x: Tensor) -> Tensor:
+    """As floating-point numbers."""
     return x if x.is_floating_point() else x.to(torch.get_default_dtype())
 
 
@@ -33,7 +34,7 @@ def _angle(x: Tensor) -> Tensor:
     """0 or pi, but of NaN. The exporters' own is of complex numbers, or calls for atan2."""
     if x.is_complex():
         return torch.atan2(torch.imag(x), torch.real(x))
-    x = _floating(x)
+    x = floating(x)
     return torch.where(x < 0, math.pi, torch.where(x >= 0, 0.0, x)).to(x.dtype)
 
 
@@ -59,8 +60,7 @@ def _negative(x: Tensor) -> Tensor:
 
 def _left_shift(x: Any, places: Any) -> Tensor:
     """By multiplication, which TensorRT has and ONNX for signed integers; 0 beyond the type's bits."""
-    x, places, kind = _shifted(x, places)
-    bits = torch.iinfo(kind).bits
+    x, places, kind, bits = _shifted(x, places)
     if isinstance(places, int):
         inside = 0 <= places < bits
         return x * (2**places if places < bits - 1 else -(2**places)) if inside else torch.zeros_like(x)
@@ -71,8 +71,7 @@ def _left_shift(x: Any, places: Any) -> Tensor:
 
 def _right_shift(x: Any, places: Any) -> Tensor:
     """By a division that rounds down; -1 or 0 beyond the type's bits."""
-    x, places, kind = _shifted(x, places)
-    bits = torch.iinfo(kind).bits
+    x, places, kind, bits = _shifted(x, places)
     beyond = torch.where(x < 0, -1, 0).to(kind)
     if isinstance(places, int):
         return torch.floor_divide(x, 2**places) if 0 <= places < bits - 1 else beyond
@@ -80,11 +79,12 @@ def _right_shift(x: Any, places: Any) -> Tensor:
     return torch.where((places >= 0) & (places < bits - 1), quotient, beyond)
 
 
-def _shifted(x: Any, places: Any) -> tuple[Tensor, Any, torch.dtype]:
+def _shifted(x: Any, places: Any) -> tuple[Tensor, Any, torch.dtype, int]:
+    """What is shifted, and by what, of the type of the result; that, and its bits."""
     kind = torch.result_type(x, places)
     if not isinstance(x, Tensor):
         x = torch.full_like(places, x, dtype=kind)
-    return x.to(kind), places.to(kind) if isinstance(places, Tensor) else places, kind
+    return x.to(kind), places.to(kind) if isinstance(places, Tensor) else places, kind, torch.iinfo(kind).bits
 
 
 def _is_close(x: Tensor, y: Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Tensor:
@@ -92,7 +92,7 @@ def _is_close(x: Tensor, y: Tensor, rtol: float = 1e-5, atol: float = 1e-8, equa
     close = x == y
     if equal_nan and x.is_floating_point():
         close = close | (x.isnan() & y.isnan())
-    near = _floating(y)
+    near = floating(y)
     apart = (x - near).abs()
     return close | ((apart < math.inf) & (apart <= atol + (rtol * near).abs()))
 
@@ -113,7 +113,7 @@ def _log_add_exp(exp: Callable[[Tensor], Tensor], log: Callable[[Tensor], Tensor
     """Of the larger one: the exporter's own exponentials overflow."""
 
     def function(x: Tensor, y: Tensor) -> Tensor:
-        x, y = _floating(x), _floating(y)
+        x, y = floating(x), floating(y)
         return torch.maximum(x, y) + log(1 + exp(torch.where(x == y, 0.0, -(x - y).abs())))
 
     return function
@@ -164,6 +164,11 @@ def floor_divide(x: Tensor, y: Any) -> Tensor:
     return torch.floor_divide(x.to(kind), y)
 
 
+def truncated(x: Tensor) -> Tensor:
+    """``torch.trunc`` of floating-point numbers."""
+    return torch.where(x < 0, x.ceil(), x.floor())
+
+
 def _trunc_divide(x: Tensor, y: Any, *, rounding_mode: str | None) -> Tensor:
     """The exporter's own goes through integers, which have no infinities and end at 2**63."""
     if rounding_mode is None:
@@ -172,8 +177,7 @@ def _trunc_divide(x: Tensor, y: Any, *, rounding_mode: str | None) -> Tensor:
         return floor_divide(x, y)
     kind = torch.result_type(x, y)
     if kind.is_floating_point:
-        quotient = x.to(kind) / y
-        return torch.where(quotient < 0, quotient.ceil(), quotient.floor())
+        return truncated(x.to(kind) / y)
     down = torch.floor_divide(x, y)
     rest = x - down * y
     return torch.where((down < 0) & (rest != 0), down + 1, down)
@@ -227,8 +231,8 @@ def _erfcx(x: Tensor) -> Tensor:
     """
     if x.dtype == torch.float64:
         raise UnsupportedError("erfcx and log_ndtr of float64 have no exact form in ONNX; compute them in float32")
-    kind = _floating(x).dtype
-    x = _floating(x).to(torch.promote_types(kind, torch.float32))
+    kind = floating(x).dtype
+    x = floating(x).to(torch.promote_types(kind, torch.float32))
     t = 1 / (1 + 0.5 * x.abs())
     scaled = t * torch.exp(polynomial(t, _ERFCC))
     return torch.where(x < 0, 2 * torch.exp(x * x) - scaled, scaled).to(kind)
@@ -236,8 +240,8 @@ def _erfcx(x: Tensor) -> Tensor:
 
 def _log_ndtr(x: Tensor) -> Tensor:
     """The logarithm of a probability that is 0 in floating point below -14."""
-    kind = _floating(x).dtype
-    x = _floating(x).to(torch.promote_types(kind, torch.float32))
+    kind = floating(x).dtype
+    x = floating(x).to(torch.promote_types(kind, torch.float32))
     z = x.abs() * math.sqrt(0.5)
     half = 0.5 * _erfcx(z)
     return torch.where(x < 0, torch.log(half) - z * z, torch.log(1 - half * torch.exp(-z * z))).to(kind)

@@ -20,17 +20,8 @@ from torch.overrides import TorchFunctionMode
 
 from svexport.errors import ExportError, SvexportError
 from svexport.exporter.complex import ComplexParts
-from svexport.exporter.conversions import INTEGERS
 from svexport.exporter.corrections import CORRECTIONS
-from svexport.exporter.decompose import (
-    ALWAYS,
-    AS_TRACED,
-    DecompositionError,
-    InPlaceOf,
-    advice_on,
-    decomposable,
-    decomposed,
-)
+from svexport.exporter.decompose import AS_TRACED, DecompositionError, InPlaceOf, advice_on, decomposable, decomposed
 from svexport.exporter.exact import exact_embeddings
 from svexport.exporter.failures import line_of, located
 from svexport.exporter.jit_graph import GraphWriter, kinds_of, read, schema_of
@@ -93,7 +84,7 @@ def _traced(
                 swapped(F, _unpool_output_size=untraced()(F._unpool_output_size)),  # type: ignore[attr-defined]
                 applied_by(_opened),
                 exact_embeddings(),
-                decomposed([*ALWAYS, *others]),
+                decomposed(others),
                 model.traced_in(*modes),
             ):
                 try:
@@ -121,7 +112,7 @@ def _traced(
                 break
         logger.info("{} cannot be exported at opset {}: tracing what it is made of", name, opset)
         others.append(name)
-    with decomposed([*ALWAYS, *others]), model.traced_in(*modes):
+    with decomposed(others), model.traced_in(*modes):
         raise _failure(model, tensors, opset, cause) from cause
 
 
@@ -283,22 +274,15 @@ def _emit(g: Any, op: Op, arguments: Sequence[Any]) -> Any:
     """The svexport node, with types on its outputs so that later symbolics find them."""
     tensors, computed, numbers = node_of(op, arguments)
     inputs = [symbolic_helper._optional_input_placeholder_tensor(g) if value is None else value for value in tensors]
-    inputs += [_size(g, value) for value in computed]
+    write = GraphWriter(g)  # what math.floor returns is a float to the exporter
+    inputs += [write("Reshape", write.typed(n, torch.int64), write.constant(torch.tensor([1]))) for n in computed]
     attributes = numbers | PLUGIN_ATTRIBUTES | {SOURCE_ATTRIBUTE: user_frame(g.original_node.sourceRange())}
-    outputs = GraphWriter(g)(f"{DOMAIN}::{op.node_type}", *inputs, outputs=op.num_outputs, **attributes)
+    outputs = write(f"{DOMAIN}::{op.node_type}", *inputs, outputs=op.num_outputs, **attributes)
     types = _output_types(op, arguments, g.original_node)
     for output, type_ in zip((outputs,) if op.num_outputs == 1 else outputs, types, strict=True):
         if type_ is not None:
             output.setType(type_)
     return outputs
-
-
-def _size(g: Any, value: Any) -> Any:
-    """A computed size as an int64 tensor of shape (1,); what math.floor returns is a float to the exporter."""
-    write = GraphWriter(g)
-    if write.dtype(value) != torch.int64:
-        value = write("Cast", value, to=INTEGERS[torch.int64])
-    return write("Reshape", value, write.constant(torch.tensor([1])))
 
 
 def _output_types(op: Op, arguments: Sequence[Any], node: torch._C.Node) -> list[torch._C.TensorType | None]:
