@@ -242,14 +242,12 @@ def _mul(x: Any, y: Any) -> Complex:
 
 
 def _div(x: Any, y: Any, *, rounding_mode: None = None) -> Complex:
-    c, d = _pair(y)
     if isinstance(y, complex):
         return _mul(x, 1 / y)
-    if not isinstance(y, Complex):
-        return Complex(x.re / c, x.im / c)
-    square = c * c + d * d
-    product = _mul(x, _conj(y))
-    return Complex(product.re / square, product.im / square)
+    if isinstance(y, Complex):
+        square = y.re * y.re + y.im * y.im
+        return _div(_mul(x, _conj(y)), square)
+    return Complex(x.re / y, x.im / y)
 
 
 def _pow(x: Complex, exponent: Any) -> Complex:
@@ -339,18 +337,13 @@ def _waves(rows: Any, columns: Any, size: Any, inverse: bool, norm: str | None, 
     return Complex(*(torch.as_tensor(part, dtype=dtype).to(like.device) for part in exact))
 
 
-def _number(size: Any) -> Any:
-    """Of a size that TorchScript traces; what is dynamic to torch.export stays a symbol."""
-    return size if isinstance(size, torch.SymInt) else int(size)
-
-
 def _transformed(x: Any, size: Any, dim: int, inverse: bool, norm: str | None, half: bool) -> Any:
     """Along one axis, which is cut or filled up with zeros to ``size``. Of real numbers ``half`` leaves out what is
     the conjugate of the rest, and of what is left makes real numbers again where it is inverse."""
     real = half and inverse
     with untraced():
-        given = _number(_re(x).shape[dim])
-        size = (2 * (given - 1) if real else given) if size is None else _number(size)
+        given = torch.sym_int(_re(x).shape[dim])  # a number where TorchScript traces
+        size = (2 * (given - 1) if real else given) if size is None else torch.sym_int(size)
         rows = torch.sym_min(given, size // 2 + 1 if real else size)
         matrix = _waves(rows, size // 2 + 1 if half and not inverse else size, size, inverse, norm, real, _re(x))
     if not is_known(given == rows):

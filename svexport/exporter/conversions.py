@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 
-__all__ = ["CONVERSIONS", "ELEMENTWISE", "INTEGERS", "TYPES", "Writer"]
+__all__ = ["CONVERSIONS", "ELEMENTWISE", "TYPES", "WHOLE", "Writer"]
 
 
 INTEGERS = {torch.uint8: 2, torch.int8: 3, torch.int16: 5, torch.int32: 6, torch.int64: 7}
 """Types of integers that torch computes powers of, as ONNX numbers them."""
+WHOLE = {*INTEGERS, torch.bool}
 TYPES = {
     **INTEGERS,
     torch.float32: 1,
@@ -257,7 +258,7 @@ def _log_sum_exp(write: Writer, x: Any, dim: Sequence[int], keepdim: bool = Fals
 
 def _power(write: Writer, x: Any, exponent: Any) -> Any:
     kinds = [write.dtype(v) for v in (x, exponent) if not isinstance(v, (bool, int, float))]
-    floating = [kind for kind in kinds if kind not in INTEGERS and kind != torch.bool]
+    floating = [kind for kind in kinds if kind not in WHOLE]
     if not floating and not isinstance(x, float) and not isinstance(exponent, float):
         whole = [kind for kind in kinds if kind in INTEGERS]
         return _integer_power(write, x, exponent, functools.reduce(torch.promote_types, whole or [torch.int64]))

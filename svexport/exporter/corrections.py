@@ -9,7 +9,7 @@ import torch
 from torch.onnx import symbolic_helper
 
 from svexport.errors import ExportError
-from svexport.exporter.conversions import CONVERSIONS, ELEMENTWISE, Writer
+from svexport.exporter.conversions import CONVERSIONS, ELEMENTWISE, WHOLE
 from svexport.exporter.jit_graph import GraphWriter, constant_of, read
 from svexport.symbolic._symbolic import TensorInfo
 from svexport.tracing.quantizers import full_range
@@ -68,15 +68,8 @@ def _promoted(g: Any, own: _Own, *values: _Value) -> Any:
     write = GraphWriter(g)
     kind = write.dtype(g.original_node.output())
     if kind is not None and kind.is_floating_point:
-        values = (*(_floating(write, value, kind) for value in values[:2]), *values[2:])
+        values = (*(write.typed(v, kind if write.dtype(v) in WHOLE else None) for v in values[:2]), *values[2:])
     return own(g, *values)
-
-
-def _floating(write: Writer, value: _Value, kind: torch.dtype) -> Any:
-    """What is of integers or booleans, as ``kind``."""
-    mine = write.dtype(value)
-    known = mine is None or mine.is_floating_point or mine.is_complex
-    return value if known else write.typed(value, kind)
 
 
 def _unary(op_type: str) -> Callable[..., Any]:

@@ -25,6 +25,7 @@ from svexport.exporter.way import Guards
 from svexport.logging import quiet
 from svexport.tracing.arguments import FlatModel
 from svexport.tracing.sizes import tiled
+from svexport.tracing.swapped import swapped
 
 __all__ = ["batch_axes", "export"]
 
@@ -97,9 +98,10 @@ def batch_axes(model: FlatModel, tensors: Sequence[Tensor]) -> list[Any]:
     roots: dict[Any, Any] = {}
     found: list[Any] = []
     for size, name in zip(sizes, model.input_names, strict=True):
-        formula = size[0].node.expr if size and isinstance(size[0], torch.SymInt) else None
-        symbol = next(iter(formula.free_symbols)) if formula is not None and len(formula.free_symbols) == 1 else None
-        factor, offset = (int(formula.coeff(symbol)), int(formula.subs(symbol, 0))) if symbol is not None else (0, 0)
+        formula: Any = size[0].node.expr if size and isinstance(size[0], torch.SymInt) else None
+        symbols = getattr(formula, "free_symbols", ())
+        symbol: Any = next(iter(symbols)) if len(symbols) == 1 else None
+        factor, offset = (0, 0) if symbol is None else (int(formula.coeff(symbol)), int(formula.subs(symbol, 0)))
         if factor < 1 or formula - factor * symbol - offset != 0:
             found.append(None)
             continue
@@ -131,14 +133,13 @@ def _exported(model: FlatModel, tensors: Sequence[Tensor], options: dict[str, An
     """
     from torch.onnx._internal.exporter import _capture_strategies
 
-    own = _capture_strategies.CAPTURE_STRATEGIES
-    first, strict = own[:2]
+    first, strict = _capture_strategies.CAPTURE_STRATEGIES[:2]
     errors: list[torch.onnx.OnnxExporterError] = []
     shapes = options["dynamic_shapes"]
     for way in (first, _of_given_sizes(first, shapes["tensors"]), strict) if shapes else (first, strict):
-        _capture_strategies.CAPTURE_STRATEGIES = (way,)  # type: ignore[assignment]
         try:
             with ExitStack() as stack:
+                stack.enter_context(swapped(_capture_strategies, CAPTURE_STRATEGIES=(way,)))
                 for mode in other_functions(bool(shapes)) if way is strict else ():
                     stack.enter_context(mode)  # dynamo takes none into forward
                 return torch.onnx.export(model, tuple(tensors), **options)
@@ -146,8 +147,6 @@ def _exported(model: FlatModel, tensors: Sequence[Tensor], options: dict[str, An
             errors.append(error)
             if any(isinstance(one, NotTraced) or "data-dependent" in str(one) for one in chain(error)):
                 break
-        finally:
-            _capture_strategies.CAPTURE_STRATEGIES = own
     raise errors[0]
 
 

@@ -218,22 +218,15 @@ def registered() -> Iterator[None]:
     for name, convert in CORRECTIONS.items():
         conversions[name] = _corrected(convert, conversions[name]) if name in conversions else convert
     functions = {name: _function(name, convert) for name, convert in conversions.items()}
-    groups = registry._registry
-    own = {name: groups.pop(name, None) for name in functions}
-    try:
+    with swapped(registry, _registry={name: own for name, own in registry._registry.items() if name not in functions}):
         for name, function in functions.items():
             registry.register(name, FIRST_TORCHSCRIPT_OPSET, function)
         yield
-    finally:
-        for name, group in own.items():
-            del groups[name]
-            if group is not None:
-                groups[name] = group
 
 
 def _function(name: str, convert: Callable[..., Any]) -> Callable[..., Any]:
     """The function torch.onnx calls for each node of that name; ``convert`` is given the exporter's own."""
-    group = registry.get_function_group(name) or {}
+    group: Any = registry.get_function_group(name) or {}
 
     def missing(g: Any, *values: torch._C.Value) -> Any:  # what a conversion does without is not missed
         first = next((opset for opset in range(g.opset, LAST_TORCHSCRIPT_OPSET + 1) if group.get(opset)), None)

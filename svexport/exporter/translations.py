@@ -54,9 +54,7 @@ class _OnnxscriptWriter(Writer):
         return getattr(opset18, op_type)(*inputs, **attributes)
 
     def constant(self, tensor: Tensor) -> Any:
-        from onnxscript import opset18
-
-        return opset18.Constant(value=ir.tensor(tensor))  # type: ignore[arg-type]
+        return self("Constant", value=ir.tensor(tensor))
 
     def dtype(self, value: Any) -> torch.dtype | None:
         return None if value.dtype is None else _TORCH_DTYPES.get(value.dtype)
