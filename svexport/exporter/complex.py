@@ -71,11 +71,8 @@ class ComplexParts(TorchFunctionMode):
             return value
         if id(value) in self._known:
             return self._known[id(value)][1]
-        if self._own:
-            made = Complex(*torch.view_as_real(value.resolve_conj()).unbind(-1))
-        else:
-            with untraced():
-                made = Complex(*(part.clone() for part in torch.view_as_real(value.resolve_conj()).unbind(-1)))
+        with untraced():  # where torch.export traces, it still does
+            made = Complex(*(part.clone() for part in torch.view_as_real(value.resolve_conj()).unbind(-1)))
         self._known[id(value)] = value, made
         return made
 

@@ -20,14 +20,7 @@ __all__ = ["CONVERSIONS", "ELEMENTWISE", "TYPES", "WHOLE", "Writer"]
 INTEGERS = {torch.uint8: 2, torch.int8: 3, torch.int16: 5, torch.int32: 6, torch.int64: 7}
 """Types of integers that torch computes powers of, as ONNX numbers them."""
 WHOLE = {*INTEGERS, torch.bool}
-TYPES = {
-    **INTEGERS,
-    torch.float32: 1,
-    torch.float16: 10,
-    torch.float64: 11,
-    torch.bfloat16: 16,
-    torch.bool: 9,
-}
+TYPES = {**INTEGERS, torch.float32: 1, torch.bool: 9, torch.float16: 10, torch.float64: 11, torch.bfloat16: 16}
 
 
 class Writer(ABC):
