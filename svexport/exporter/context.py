@@ -32,7 +32,7 @@ from svexport.exporter.constants import (
 )
 from svexport.exporter.decompose import IN_PLACE_OF, InPlaceOf
 from svexport.exporter.doubles import DOUBLES
-from svexport.exporter.exact import EXACT, exact_embeddings, shapes_of_losses
+from svexport.exporter.exact import EXACT, shapes_of_losses
 from svexport.exporter.opsets import FIRST_DYNAMO_OPSET
 from svexport.exporter.program import decompose_nodes, promote
 from svexport.exporter.spared import rules_where_they_may_match, spared
@@ -59,7 +59,6 @@ def tracing(model: FlatModel, tensors: Sequence[Tensor], dynamic: bool) -> Itera
         _exact(),
         shapes_of_losses(),
         _decomposed_by_node(),
-        exact_embeddings(),
         without_assertions(),
         lines_of_sizes(FlatModel.forward.__code__),
         sizes_stay_dynamic(),

@@ -22,7 +22,7 @@ from svexport.exporter.aten import pool
 from svexport.exporter.aten.interpolate import nearest_exact
 from svexport.exporter.aten.place import END, depends_on_size, fill_diagonal
 from svexport.exporter.aten.span import linspace
-from svexport.exporter.exact import EXACT, floating, floor_divide, truncated
+from svexport.exporter.exact import EMBEDDINGS, EXACT, floating, floor_divide, truncated
 from svexport.exporter.masks import CHOICES
 from svexport.tracing.swapped import untraced
 
@@ -377,14 +377,10 @@ def _stacked(at_least: Callable[[Tensor], Tensor], axis: int) -> Callable[[Seque
     return stack
 
 
-def _column(x: Tensor) -> Tensor:
-    return x if x.dim() > 1 else x.reshape(-1, 1)
-
-
 _CALLED: dict[str, Callable[..., Any]] = {
     "bincount": _bincount,
     "cdist": _cdist,
-    "column_stack": _stacked(_column, 1),
+    "column_stack": _stacked(lambda x: x if x.dim() > 1 else x.reshape(-1, 1), 1),
     "combinations": _combinations,
     "dstack": _stacked(torch.atleast_3d, 2),
     "floor_divide": floor_divide,
@@ -392,18 +388,18 @@ _CALLED: dict[str, Callable[..., Any]] = {
     "index_reduce": _index_reduce,
     "masked_select": _masked_select,
     "pdist": _pdist,
-    "row_stack": _stacked(torch.atleast_2d, 0),
     "rrelu": _rrelu,
     "rsub": _rsub,
     "searchsorted": _searchsorted,
     "unravel_index": _unravel_index,
-    "vstack": _stacked(torch.atleast_2d, 0),
+    **dict.fromkeys(("row_stack", "vstack"), _stacked(torch.atleast_2d, 0)),
 }
 
 IN_PLACE_OF: dict[Callable[..., Any], Callable[..., Any]] = {
     **aten.IN_PLACE_OF,
     **pool.AS_CALLED,
     **CHOICES,
+    **EMBEDDINGS,
     **{called: function for name, function in _CALLED.items() for called in aten.as_called(name)},
     Tensor.__floordiv__: floor_divide,
     Tensor.__rsub__: _rsub,

@@ -41,15 +41,12 @@ def export(
 ) -> tuple[onnx.ModelProto, Guards]:
     """``model(*tensors)`` as ONNX, of the exporter's first opset or later, and what torch.export guards; raises
     :class:`ExportError` naming the operator and its source line."""
-    shapes = None
-    if dynamic_axes:
-        # Axes of one name share one size, as they do in the file.
-        shapes = {"tensors": tuple(dict(dynamic_axes.get(name, {})) for name in input_names)}
+    shapes = tuple(dict(dynamic_axes.get(name, {})) for name in input_names)  # of one name are of one size, as in files
     options = {
         "dynamo": True,
         "opset_version": max(opset, FIRST_DYNAMO_OPSET),
         "input_names": list(input_names),
-        "dynamic_shapes": shapes,
+        "dynamic_shapes": {"tensors": shapes} if dynamic_axes else None,
         "custom_translation_table": translations(opset),
         "optimize": False,
         "verbose": False,

@@ -20,9 +20,8 @@ from svexport.errors import UnsupportedError
 from svexport.exporter.aten import made_by_torch
 from svexport.exporter.aten.product import up_to_each
 from svexport.exporter.aten.special import polynomial
-from svexport.tracing.swapped import swapped
 
-__all__ = ["EXACT", "exact_embeddings", "floating", "floor_divide", "shapes_of_losses", "truncated"]
+__all__ = ["EMBEDDINGS", "EXACT", "floating", "floor_divide", "shapes_of_losses", "truncated"]
 
 
 def floating(x: Tensor) -> Tensor:
@@ -32,8 +31,6 @@ def floating(x: Tensor) -> Tensor:
 
 def _angle(x: Tensor) -> Tensor:
     """0 or pi, but of NaN. The exporters' own is of complex numbers, or calls for atan2."""
-    if x.is_complex():
-        return torch.atan2(torch.imag(x), torch.real(x))
     x = floating(x)
     return torch.where(x < 0, math.pi, torch.where(x >= 0, 0.0, x)).to(x.dtype)
 
@@ -293,30 +290,27 @@ def shapes_of_losses() -> Iterator[None]:
         table.update(own)
 
 
-@contextmanager
-def exact_embeddings() -> Iterator[None]:
-    """Has ``F.embedding(max_norm=...)`` compute with all rows as they would be read, and write none of them.
+def _shortened(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """``F.embedding(max_norm=...)`` that computes with all rows as they would be read, and writes none of them.
 
     torch shortens the rows that are looked up, in the weight itself: a trace has those of its own inputs only.
     """
+    names = list(inspect.signature(own).parameters)[2:]
 
-    def shortened(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        names = list(inspect.signature(own).parameters)[2:]
+    def embedding(input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        given = {**dict(zip(names, args)), **kwargs}
+        if (longest := given.pop("max_norm", None)) is not None:
+            norm = torch.linalg.vector_norm(weight, given.get("norm_type", 2.0), -1, keepdim=True)
+            weight = torch.where(norm > longest, weight * (longest / (norm + 1e-7)), weight)
+        if (given.get("padding_idx") or 0) < 0:  # the exporter takes -1 for none
+            given["padding_idx"] += weight.size(0)
+        return own(input, weight, **given)
 
-        def embedding(input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-            given = {**dict(zip(names, args)), **kwargs}
-            if (longest := given.pop("max_norm", None)) is not None:
-                norm = torch.linalg.vector_norm(weight, given.get("norm_type", 2.0), -1, keepdim=True)
-                weight = torch.where(norm > longest, weight * (longest / (norm + 1e-7)), weight)
-            if (given.get("padding_idx") or 0) < 0:  # the exporter takes -1 for none
-                given["padding_idx"] += weight.size(0)
-            return own(input, weight, **given)
+    return embedding
 
-        return embedding
 
-    with swapped(F, embedding=shortened(F.embedding), embedding_bag=shortened(F.embedding_bag)):
-        yield
-
+EMBEDDINGS = {function: _shortened(function) for function in (F.embedding, F.embedding_bag)}
+"""By what Python calls."""
 
 EXACT: dict[str, Callable[..., Any]] = {
     "aten::angle": _angle,

@@ -22,7 +22,6 @@ from svexport.errors import ExportError, SvexportError
 from svexport.exporter.complex import ComplexParts
 from svexport.exporter.corrections import CORRECTIONS
 from svexport.exporter.decompose import AS_TRACED, DecompositionError, InPlaceOf, advice_on, decomposable, decomposed
-from svexport.exporter.exact import exact_embeddings
 from svexport.exporter.failures import line_of, located
 from svexport.exporter.jit_graph import GraphWriter, kinds_of, read, schema_of
 from svexport.exporter.opsets import FIRST_TORCHSCRIPT_OPSET, LAST_TORCHSCRIPT_OPSET, LATER, OPSETS
@@ -83,7 +82,6 @@ def _traced(
                 _without_reshapes_of_nothing(any(not t.numel() for t in tensors)),
                 swapped(F, _unpool_output_size=untraced()(F._unpool_output_size)),  # type: ignore[attr-defined]
                 applied_by(_opened),
-                exact_embeddings(),
                 decomposed(others),
                 model.traced_in(*modes),
             ):
