@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import functools
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -23,24 +22,20 @@ WHOLE = {*INTEGERS, torch.bool}
 TYPES = {**INTEGERS, torch.float32: 1, torch.bool: 9, torch.float16: 10, torch.float64: 11, torch.bfloat16: 16}
 
 
-class Writer(ABC):
+class Writer(Protocol):
     """Writes nodes of a graph; its values are those of an exporter."""
 
     opset: int
 
-    @abstractmethod
     def __call__(self, op_type: str, *inputs: Any, outputs: int = 1, **attributes: Any) -> Any:
         """The outputs of a new node, a tuple of several; attributes are floats, or integers and lists of them."""
 
-    @abstractmethod
     def constant(self, tensor: torch.Tensor) -> Any:
         """A constant."""
 
-    @abstractmethod
     def dtype(self, value: Any) -> torch.dtype | None:
         """Of a value, where it is known."""
 
-    @abstractmethod
     def rank(self, value: Any) -> int | None:
         """Of a value, where it is known."""
 

@@ -283,34 +283,35 @@ def _output_types(op: Op, arguments: Sequence[Any], node: torch._C.Node) -> list
     Where the fake does not take the sizes tried, all of them are dynamic, and type and rank are those traced for
     ``node``.
     """
-    runs: list[tuple[Tensor, ...]] = []
-    for primes in ((1009, 1013, 1019, 1021, 1031), (2003, 2011, 2017, 2027, 2029)):
-        sizes: dict[int, int] = {}
-        fresh = itertools.cycle(primes)
-        try:
-            args = [_tried(*given, sizes, fresh) for given in zip(op.arguments, arguments, strict=True)]
-            runs.append(as_tuple(op(*args)))
-        except (RuntimeError, TypeError, AttributeError, ValueError, IndexError):
-            return [_of_any_size(output.type()) for output in node.outputs()]
+    primes = (1009, 1013, 1019, 1021, 1031), (2003, 2011, 2017, 2027, 2029)
+    try:
+        results = [as_tuple(op(*_tried(op, arguments, itertools.cycle(fresh)))) for fresh in primes]
+    except (RuntimeError, TypeError, AttributeError, ValueError, IndexError):
+        return [_of_any_size(output.type()) for output in node.outputs()]
     types: list[torch._C.TensorType | None] = []
-    for first, second in zip(*runs, strict=True):
+    for first, second in zip(*results, strict=True):
         shape = [a if a == b else None for a, b in zip(first.shape, second.shape, strict=True)]
         type_ = torch._C.TensorType.create_from_tensor(torch.empty(0, dtype=first.dtype))
         types.append(type_.with_sizes(shape))
     return types
 
 
-def _tried(argument: Argument, value: Any, sizes: dict[int, int], fresh: Iterator[int]) -> Any:
-    """An argument with numbers for dynamic sizes, by the symbol that the exporter has for each (negative)."""
-    if isinstance(value, (list, tuple)):
-        return [_tried(argument, each, sizes, fresh) for each in value]
-    if not isinstance(value, TensorInfo):
-        return value
-    if argument.kind != "tensors" and not argument.is_tensor:
-        return next(fresh)
-    type_ = value.value.type()
-    shape = [size if size >= 0 else sizes.setdefault(size, next(fresh)) for size in type_.symbolic_sizes()]
-    return torch.empty(shape, dtype=type_.dtype(), device="meta")
+def _tried(op: Op, arguments: Sequence[Any], fresh: Iterator[int]) -> list[Any]:
+    """Arguments with numbers for dynamic sizes, by the symbol that the exporter has for each (negative)."""
+    sizes: dict[int, int] = {}
+
+    def tried(argument: Argument, value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [tried(argument, each) for each in value]
+        if not isinstance(value, TensorInfo):
+            return value
+        if argument.kind != "tensors" and not argument.is_tensor:
+            return next(fresh)
+        type_ = value.value.type()
+        shape = [size if size >= 0 else sizes.setdefault(size, next(fresh)) for size in type_.symbolic_sizes()]
+        return torch.empty(shape, dtype=type_.dtype(), device="meta")
+
+    return list(map(tried, op.arguments, arguments))
 
 
 def _of_any_size(type_: Any) -> torch._C.TensorType | None:

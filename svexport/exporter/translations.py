@@ -25,8 +25,12 @@ __all__ = ["translations"]
 
 
 def translations(opset: int = FIRST_DYNAMO_OPSET) -> dict[Any, Callable[..., Any]]:
-    """``custom_translation_table`` for torch.onnx.export: our operators, and the aten functions they replace."""
-    table: dict[Any, Callable[..., Any]] = TRANSLATIONS | _conversions()
+    """``custom_translation_table`` for torch.onnx.export: our operators, the aten functions they replace, and those
+    that the exporter converts to something else than torch."""
+    write = _OnnxscriptWriter()
+    table: dict[Any, Callable[..., Any]] = TRANSLATIONS | _of_numbers(write)
+    table[torch.ops.svexport.fake_quantize_fp8.default] = fp8.to_onnx
+    table |= {overload_of(name): functools.partial(convert, write) for name, convert in CONVERSIONS.items()}
     for symbolic in SYMBOLICS.values():
         table[symbolic.op.torch_op] = _translation(symbolic)
         if symbolic.until is not None and (opset > symbolic.until or symbolic.until >= FIRST_DYNAMO_OPSET):
@@ -64,13 +68,6 @@ class _OnnxscriptWriter(Writer):
 
 
 _TORCH_DTYPES = {ir.DataType(number): dtype for dtype, number in TYPES.items()}
-
-
-def _conversions() -> dict[Any, Callable[..., Any]]:
-    """Of functions that the exporter converts to something else than torch, by the rules of both exporters."""
-    write = _OnnxscriptWriter()
-    table = {overload_of(name): functools.partial(convert, write) for name, convert in CONVERSIONS.items()}
-    return table | _of_numbers(write) | {torch.ops.svexport.fake_quantize_fp8.default: fp8.to_onnx}
 
 
 def _of_numbers(write: Writer) -> dict[Any, Callable[..., Any]]:
