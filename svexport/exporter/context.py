@@ -365,8 +365,9 @@ def _by_a_tensor(function: Callable[..., Any], input: Tensor, *args: Any, **kwar
 
 def _arithmetic(function: Callable[..., Any], input: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
     """The exporter adds masks, which ONNX does not, and makes a number of a quotient of sizes that whole numbers get to
-    do with."""
-    if isinstance(input, Tensor) and isinstance(other, torch.SymFloat) and not input.is_floating_point():
+    do with. It takes no whole numbers from any other."""
+    fractions = (torch.SymFloat, float) if "rsub" in function.__name__ else torch.SymFloat
+    if isinstance(input, Tensor) and isinstance(other, fractions) and not input.is_floating_point():
         input = input.to(torch.result_type(input, 1.0))
     masks = all(isinstance(x, Tensor) and x.dtype == torch.bool for x in (input, other)) and not (args or kwargs)
     if masks and function.__name__ in ("add", "__add__"):
@@ -443,9 +444,9 @@ _OF_A_NUMBER: dict[Callable[..., Any], Callable[..., Any]] = {
 _ARITHMETIC: dict[Callable[..., Any], Callable[..., Any]] = {
     getattr(of, name): functools.partial(_arithmetic, getattr(of, name))
     for of, names in (
-        (torch, ("add", "div", "mul", "sub", "true_divide")),
+        (torch, ("add", "div", "mul", "rsub", "sub", "true_divide")),
         (Tensor, ("add", "div", "mul", "sub", "true_divide", "__add__", "__mul__", "__sub__", "__truediv__")),
-        (Tensor, ("__radd__", "__rmul__", "__rtruediv__", "add_", "__iadd__")),
+        (Tensor, ("__radd__", "__rmul__", "__rsub__", "__rtruediv__", "add_", "__iadd__")),
     )
     for name in names
 }

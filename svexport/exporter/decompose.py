@@ -312,13 +312,6 @@ def _rrelu(
     return F.leaky_relu(input, (lower + upper) / 2, inplace)
 
 
-def _rsub(input: Tensor, other: Any, *, alpha: Any = 1) -> Tensor:
-    """Of integers and a floating-point number the exporter finds no function."""
-    if isinstance(other, (float, torch.SymFloat)) and not (input.is_floating_point() or input.is_complex()):
-        input = floating(input)
-    return torch.rsub(input, other, alpha=alpha)
-
-
 def _searchsorted(
     sorted_sequence: Tensor,
     input: Any,
@@ -389,7 +382,6 @@ _CALLED: dict[str, Callable[..., Any]] = {
     "masked_select": _masked_select,
     "pdist": _pdist,
     "rrelu": _rrelu,
-    "rsub": _rsub,
     "searchsorted": _searchsorted,
     "unravel_index": _unravel_index,
     **dict.fromkeys(("row_stack", "vstack"), _stacked(torch.atleast_2d, 0)),
@@ -402,7 +394,6 @@ IN_PLACE_OF: dict[Callable[..., Any], Callable[..., Any]] = {
     **EMBEDDINGS,
     **{called: function for name, function in _CALLED.items() for called in aten.as_called(name)},
     Tensor.__floordiv__: floor_divide,
-    Tensor.__rsub__: _rsub,
     Tensor.fill_diagonal_: lambda x, *args, **kwargs: x.copy_(fill_diagonal(x, *args, **kwargs)),
 }
 """Functions that an exporter does not know, or not as torch means them, as Python calls them."""
