@@ -17,6 +17,7 @@ from svexport.errors import ExportError
 from svexport.exporter.aten.pool import is_known
 from svexport.exporter.constants import leaves_of, mapped
 from svexport.exporter.opsets import LATER
+from svexport.tracing.arguments import FlatModel
 from svexport.tracing.source import shown_line, user_line
 from svexport.tracing.swapped import untraced
 
@@ -37,10 +38,6 @@ class ComplexParts(TorchFunctionMode):
         super().__init__()
         self._own = own
         self._known: dict[int, tuple[Tensor, Complex]] = {}
-
-    def __enter__(self) -> ComplexParts:
-        self._outside = sys._getframe(1).f_code
-        return super().__enter__()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -77,7 +74,7 @@ class ComplexParts(TorchFunctionMode):
         return made
 
     def _unknown(self, name: str) -> ExportError:
-        line = user_line(sys._getframe(2), self._outside)
+        line = user_line(sys._getframe(2), FlatModel.forward.__code__)
         return ExportError(
             f"{name} cannot be exported with complex numbers"
             + (f"\n  at {shown_line(*line)}" if line else "")

@@ -26,7 +26,10 @@ from svexport.exporter.exact import EMBEDDINGS, EXACT, floating, floor_divide, t
 from svexport.exporter.masks import CHOICES
 from svexport.tracing.swapped import untraced
 
-__all__ = ["AS_TRACED", "IN_PLACE_OF", "DecompositionError", "InPlaceOf", "advice_on", "decomposable", "decomposed"]
+__all__ = [
+    *("AS_TRACED", "IN_PLACE_OF", "DecompositionError", "InPlaceOf", "advice_on", "decomposable", "decomposed"),
+    "overloads_of",
+]
 
 
 class DecompositionError(RuntimeError):
@@ -48,9 +51,9 @@ def advice_on(text: str) -> str:
 
 def decomposable(name: str) -> bool:
     """Whether there is something to trace in place of ``aten::outer``, say."""
-    if name in _WHOLE | WRONG:
+    if not name or name in _WHOLE | WRONG:
         return False
-    return any(_decomposition(overload) is not None for overload in _overloads(name))
+    return any(_decomposition(overload) is not None for overload in overloads_of(name))
 
 
 @contextmanager
@@ -66,7 +69,7 @@ def decomposed(names: Collection[str]) -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that kernels are replaced
-            for overload, written in ((o, name in WRONG) for name in (*ALWAYS, *names) for o in _overloads(name)):
+            for overload, written in ((o, name in WRONG) for name in (*ALWAYS, *names) for o in overloads_of(name)):
                 function = _ours(overload) if written else _decomposition(overload)
                 if function is not None:
                     library.impl(overload, _once(overload, function, _taker(taking, overload)), "Tracer")
@@ -167,12 +170,11 @@ def _taker(library: torch.library.Library, overload: torch._ops.OpOverload) -> C
     return take
 
 
-def _overloads(name: str) -> list[torch._ops.OpOverload]:
-    """Every overload of a function and of its in-place form, without those that write to an argument ``out``."""
-    namespace, _, function = name.partition("::")
-    if namespace != "aten":
-        return []
-    packets = [getattr(torch.ops.aten, n, None) for n in (function, f"{function}_")]
+def overloads_of(name: str) -> list[torch._ops.OpOverload]:
+    """Every overload of a function and of its in-place form, without those that write to an argument ``out``; none of a
+    library that is not imported."""
+    library, _, function = name.partition("::")
+    packets = [getattr(getattr(torch.ops, library), n, None) for n in (function, f"{function}_")]
     overloads = [getattr(packet, form) for packet in packets if packet is not None for form in packet.overloads()]
     known = (o for o in overloads if torch._C._dispatch_has_kernel(o.name()))  # scripts have others, of numbers
     return [o for o in known if not any(a.is_out for a in o._schema.arguments)]

@@ -14,6 +14,7 @@ from svexport.errors import ExportError
 from svexport.exporter import fp8
 from svexport.exporter.aten import overload_of
 from svexport.exporter.conversions import CONVERSIONS, TYPES, Writer
+from svexport.exporter.decompose import overloads_of
 from svexport.exporter.numbers import TRANSLATIONS
 from svexport.exporter.opsets import FIRST_DYNAMO_OPSET
 from svexport.graph.nodes import PLUGIN_ATTRIBUTES
@@ -37,13 +38,9 @@ def translations(opset: int = FIRST_DYNAMO_OPSET) -> dict[Any, Callable[..., Any
             continue  # the exporter's own is right, and below exact by the converter
         for key, convert in symbolic.aten.items():
             name, _, only = key.partition(".")
-            library, _, function = qualified(name).partition("::")
-            packet = getattr(getattr(torch.ops, library), function, None)
-            if packet is None:  # a library that is not imported
-                continue
-            for overload in [only] if only else packet.overloads():
-                target = getattr(packet, overload)
-                table[target] = _translation(symbolic, convert, target._schema.arguments)
+            for overload in overloads_of(qualified(name)):
+                if only in ("", overload._overloadname) and not overload._schema.is_mutable:
+                    table[overload] = _translation(symbolic, convert, overload._schema.arguments)
     return table
 
 
