@@ -33,6 +33,7 @@ from svexport.exporter.constants import (
 from svexport.exporter.decompose import IN_PLACE_OF, InPlaceOf
 from svexport.exporter.doubles import DOUBLES
 from svexport.exporter.exact import EXACT, shapes_of_losses
+from svexport.exporter.masks import by_places, is_mask_of_places
 from svexport.exporter.opsets import FIRST_DYNAMO_OPSET
 from svexport.exporter.program import decompose_nodes, promote
 from svexport.exporter.spared import rules_where_they_may_match, spared
@@ -344,10 +345,8 @@ def _number(x: Any) -> Any:
 def _by_places(function: Callable[..., Any], input: Tensor, index: Any, *values: Any) -> Any:
     """Of a mask beside other indices, the exporter takes those for masks as well: the places of each mask."""
     indices = index if isinstance(index, tuple) else (index,)
-    masks = [isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in indices]
-    if any(masks) and sum(isinstance(i, (Tensor, list)) for i in indices) > 1:
-        places = [i.nonzero(as_tuple=True) if mask else (i,) for i, mask in zip(indices, masks, strict=True)]
-        index = tuple(place for some in places for place in some)
+    if any(map(is_mask_of_places, indices)) and sum(isinstance(i, (Tensor, list)) for i in indices) > 1:
+        index = tuple(by_places(indices))
     return function(input, index, *values)
 
 

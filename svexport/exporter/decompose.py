@@ -23,7 +23,7 @@ from svexport.exporter.aten.interpolate import nearest_exact
 from svexport.exporter.aten.place import END, depends_on_size, fill_diagonal
 from svexport.exporter.aten.span import linspace
 from svexport.exporter.exact import EMBEDDINGS, EXACT, floating, floor_divide, truncated
-from svexport.exporter.masks import CHOICES
+from svexport.exporter.masks import CHOICES, by_places, is_mask_of_places
 from svexport.tracing.swapped import untraced
 
 __all__ = [
@@ -103,8 +103,8 @@ def _assigned(x: Tensor, key: Any, values: Any) -> Any:
     the sizes of the trace, and takes no indices apart, or of several dimensions (``x[i, :, j] = y``)."""
     keys = list(key) if isinstance(key, tuple) else [key]
     if sum(one is not ... and not _is_whole(one) for one in keys) > 1:
-        keys = [place for one in keys for place in (one.nonzero(as_tuple=True) if _is_mask(one) else (one,))]
-    rest = x.dim() - sum(one.dim() if _is_mask(one) else 1 for one in keys if one is not ...)
+        keys = by_places(keys)
+    rest = x.dim() - sum(one.dim() if is_mask_of_places(one) else 1 for one in keys if one is not ...)
     place = next((i for i, one in enumerate(keys) if one is ...), len(keys))
     keys[place : place + 1] = [slice(None)] * rest
     if isinstance(key, Tensor) or not all(map(_is_place, keys)):
@@ -131,10 +131,6 @@ def _put(x: Tensor, keys: Sequence[Any], values: Tensor) -> Tensor:
         return x.select_scatter(_put(x.select(dim, key), [*before, *after], values), dim, key)
     inner = _put(torch.ops.aten.slice(x, dim, key.start, key.stop), [*before, slice(None), *after], values)
     return x.slice_scatter(inner, dim, key.start, key.stop)
-
-
-def _is_mask(key: Any) -> bool:
-    return isinstance(key, Tensor) and key.dtype in (torch.bool, torch.uint8)
 
 
 def _is_whole(key: Any) -> bool:
