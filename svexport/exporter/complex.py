@@ -17,6 +17,7 @@ from svexport.errors import ExportError
 from svexport.exporter.aten.pool import is_known
 from svexport.exporter.constants import leaves_of, mapped
 from svexport.exporter.opsets import LATER
+from svexport.tracing.arguments import FlatModel
 from svexport.tracing.source import shown_line, user_line
 from svexport.tracing.swapped import untraced
 
@@ -37,10 +38,6 @@ class ComplexParts(TorchFunctionMode):
         super().__init__()
         self._own = own
         self._known: dict[int, tuple[Tensor, Complex]] = {}
-
-    def __enter__(self) -> ComplexParts:
-        self._outside = sys._getframe(1).f_code
-        return super().__enter__()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -71,16 +68,13 @@ class ComplexParts(TorchFunctionMode):
             return value
         if id(value) in self._known:
             return self._known[id(value)][1]
-        if self._own:
-            made = Complex(*torch.view_as_real(value.resolve_conj()).unbind(-1))
-        else:
-            with untraced():
-                made = Complex(*(part.clone() for part in torch.view_as_real(value.resolve_conj()).unbind(-1)))
+        with untraced():  # where torch.export traces, it still does
+            made = Complex(*(part.clone() for part in torch.view_as_real(value.resolve_conj()).unbind(-1)))
         self._known[id(value)] = value, made
         return made
 
     def _unknown(self, name: str) -> ExportError:
-        line = user_line(sys._getframe(2), self._outside)
+        line = user_line(sys._getframe(2), FlatModel.forward.__code__)
         return ExportError(
             f"{name} cannot be exported with complex numbers"
             + (f"\n  at {shown_line(*line)}" if line else "")
@@ -242,14 +236,12 @@ def _mul(x: Any, y: Any) -> Complex:
 
 
 def _div(x: Any, y: Any, *, rounding_mode: None = None) -> Complex:
-    c, d = _pair(y)
     if isinstance(y, complex):
         return _mul(x, 1 / y)
-    if not isinstance(y, Complex):
-        return Complex(x.re / c, x.im / c)
-    square = c * c + d * d
-    product = _mul(x, _conj(y))
-    return Complex(product.re / square, product.im / square)
+    if isinstance(y, Complex):
+        square = y.re * y.re + y.im * y.im
+        return _div(_mul(x, _conj(y)), square)
+    return Complex(x.re / y, x.im / y)
 
 
 def _pow(x: Complex, exponent: Any) -> Complex:
@@ -339,18 +331,13 @@ def _waves(rows: Any, columns: Any, size: Any, inverse: bool, norm: str | None, 
     return Complex(*(torch.as_tensor(part, dtype=dtype).to(like.device) for part in exact))
 
 
-def _number(size: Any) -> Any:
-    """Of a size that TorchScript traces; what is dynamic to torch.export stays a symbol."""
-    return size if isinstance(size, torch.SymInt) else int(size)
-
-
 def _transformed(x: Any, size: Any, dim: int, inverse: bool, norm: str | None, half: bool) -> Any:
     """Along one axis, which is cut or filled up with zeros to ``size``. Of real numbers ``half`` leaves out what is
     the conjugate of the rest, and of what is left makes real numbers again where it is inverse."""
     real = half and inverse
     with untraced():
-        given = _number(_re(x).shape[dim])
-        size = (2 * (given - 1) if real else given) if size is None else _number(size)
+        given = torch.sym_int(_re(x).shape[dim])  # a number where TorchScript traces
+        size = (2 * (given - 1) if real else given) if size is None else torch.sym_int(size)
         rows = torch.sym_min(given, size // 2 + 1 if real else size)
         matrix = _waves(rows, size // 2 + 1 if half and not inverse else size, size, inverse, norm, real, _re(x))
     if not is_known(given == rows):
@@ -452,11 +439,11 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("conj", "conj_physical"), _conj),
     **dict.fromkeys(("div", "divide", "true_divide"), _div),
     **dict.fromkeys(("mul", "multiply"), _mul),
+    **dict.fromkeys(("rsub", "__rsub__"), lambda x, y, alpha=1: _sub(y, x, alpha=alpha)),
     **dict.fromkeys(("sub", "subtract"), _sub),
     **dict.fromkeys(("to", "type", "type_as"), _to),
     "__iter__": lambda z: iter([Complex(*pair) for pair in zip(z.re.unbind(0), z.im.unbind(0), strict=True)]),
     "__rdiv__": lambda x, y: _div(y, x),
-    "__rsub__": lambda x, y: _sub(y, x),
     "__setitem__": _setitem,
     "add": _add,
     "angle": _angle,
@@ -475,7 +462,6 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "pow": _pow,
     "real": _re,
     "reciprocal": lambda z: _div(1.0, z),
-    "rsub": lambda x, y, alpha=1: _sub(y, x, alpha=alpha),
     "square": lambda z: _mul(z, z),
     "stack": _of_lists(torch.stack),
     "view_as_complex": lambda x: Complex(*(x.select(x.dim() - 1, part) for part in (0, 1))),  # opset 9 has no axis -1

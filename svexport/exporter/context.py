@@ -32,7 +32,8 @@ from svexport.exporter.constants import (
 )
 from svexport.exporter.decompose import IN_PLACE_OF, InPlaceOf
 from svexport.exporter.doubles import DOUBLES
-from svexport.exporter.exact import EXACT, exact_embeddings, shapes_of_losses
+from svexport.exporter.exact import EXACT, shapes_of_losses
+from svexport.exporter.masks import by_places, is_mask_of_places
 from svexport.exporter.opsets import FIRST_DYNAMO_OPSET
 from svexport.exporter.program import decompose_nodes, promote
 from svexport.exporter.spared import rules_where_they_may_match, spared
@@ -59,7 +60,6 @@ def tracing(model: FlatModel, tensors: Sequence[Tensor], dynamic: bool) -> Itera
         _exact(),
         shapes_of_losses(),
         _decomposed_by_node(),
-        exact_embeddings(),
         without_assertions(),
         lines_of_sizes(FlatModel.forward.__code__),
         sizes_stay_dynamic(),
@@ -345,10 +345,8 @@ def _number(x: Any) -> Any:
 def _by_places(function: Callable[..., Any], input: Tensor, index: Any, *values: Any) -> Any:
     """Of a mask beside other indices, the exporter takes those for masks as well: the places of each mask."""
     indices = index if isinstance(index, tuple) else (index,)
-    masks = [isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in indices]
-    if any(masks) and sum(isinstance(i, (Tensor, list)) for i in indices) > 1:
-        places = [i.nonzero(as_tuple=True) if mask else (i,) for i, mask in zip(indices, masks, strict=True)]
-        index = tuple(place for some in places for place in some)
+    if any(map(is_mask_of_places, indices)) and sum(isinstance(i, (Tensor, list)) for i in indices) > 1:
+        index = tuple(by_places(indices))
     return function(input, index, *values)
 
 
@@ -366,8 +364,9 @@ def _by_a_tensor(function: Callable[..., Any], input: Tensor, *args: Any, **kwar
 
 def _arithmetic(function: Callable[..., Any], input: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
     """The exporter adds masks, which ONNX does not, and makes a number of a quotient of sizes that whole numbers get to
-    do with."""
-    if isinstance(input, Tensor) and isinstance(other, torch.SymFloat) and not input.is_floating_point():
+    do with. It takes no whole numbers from any other."""
+    fractions = (torch.SymFloat, float) if "rsub" in function.__name__ else torch.SymFloat
+    if isinstance(input, Tensor) and isinstance(other, fractions) and not input.is_floating_point():
         input = input.to(torch.result_type(input, 1.0))
     masks = all(isinstance(x, Tensor) and x.dtype == torch.bool for x in (input, other)) and not (args or kwargs)
     if masks and function.__name__ in ("add", "__add__"):
@@ -444,9 +443,9 @@ _OF_A_NUMBER: dict[Callable[..., Any], Callable[..., Any]] = {
 _ARITHMETIC: dict[Callable[..., Any], Callable[..., Any]] = {
     getattr(of, name): functools.partial(_arithmetic, getattr(of, name))
     for of, names in (
-        (torch, ("add", "div", "mul", "sub", "true_divide")),
+        (torch, ("add", "div", "mul", "rsub", "sub", "true_divide")),
         (Tensor, ("add", "div", "mul", "sub", "true_divide", "__add__", "__mul__", "__sub__", "__truediv__")),
-        (Tensor, ("__radd__", "__rmul__", "__rtruediv__", "add_", "__iadd__")),
+        (Tensor, ("__radd__", "__rmul__", "__rsub__", "__rtruediv__", "add_", "__iadd__")),
     )
     for name in names
 }

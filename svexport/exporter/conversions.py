@@ -8,48 +8,42 @@ from __future__ import annotations
 
 import functools
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-__all__ = ["CONVERSIONS", "ELEMENTWISE", "INTEGERS", "TYPES", "Writer"]
+__all__ = ["CONVERSIONS", "ELEMENTWISE", "TYPES", "WHOLE", "Writer"]
 
 
-_FLOAT, _BOOL = 1, 9  # as ONNX numbers its types
 INTEGERS = {torch.uint8: 2, torch.int8: 3, torch.int16: 5, torch.int32: 6, torch.int64: 7}
-"""Types of integers that torch computes powers of."""
-TYPES = {
-    **INTEGERS,
-    torch.float32: _FLOAT,
-    torch.float16: 10,
-    torch.float64: 11,
-    torch.bfloat16: 16,
-    torch.bool: _BOOL,
-}
+"""Types of integers that torch computes powers of, as ONNX numbers them."""
+WHOLE = {*INTEGERS, torch.bool}
+TYPES = {**INTEGERS, torch.float32: 1, torch.bool: 9, torch.float16: 10, torch.float64: 11, torch.bfloat16: 16}
 
 
-class Writer(ABC):
+class Writer(Protocol):
     """Writes nodes of a graph; its values are those of an exporter."""
 
     opset: int
 
-    @abstractmethod
     def __call__(self, op_type: str, *inputs: Any, outputs: int = 1, **attributes: Any) -> Any:
         """The outputs of a new node, a tuple of several; attributes are floats, or integers and lists of them."""
 
-    @abstractmethod
     def constant(self, tensor: torch.Tensor) -> Any:
         """A constant."""
 
-    @abstractmethod
     def dtype(self, value: Any) -> torch.dtype | None:
         """Of a value, where it is known."""
 
-    @abstractmethod
     def rank(self, value: Any) -> int | None:
         """Of a value, where it is known."""
+
+    def typed(self, x: Any, kind: torch.dtype | None) -> Any:
+        """A number or a tensor as a tensor of a type; for None, of any."""
+        if isinstance(x, (bool, int, float)):
+            return self.constant(torch.tensor(x, dtype=kind))
+        return x if kind in (None, self.dtype(x)) else self("Cast", x, to=TYPES[kind])
 
     def reduced(self, op_type: str, x: Any, axes: Sequence[int] | None, keepdims: bool) -> Any:
         """A reduction, whose axes are an input from some opset on; over all of them for None."""
@@ -58,9 +52,9 @@ class Writer(ABC):
             return self(op_type, x, keepdims=int(keepdims), **given)
         return self(op_type, x, self.constant(torch.tensor(list(axes))), keepdims=int(keepdims))
 
-    def squeezed(self, x: Any, axis: int) -> Any:
-        """Without a dimension of size 1."""
-        return self("Squeeze", x, self.constant(torch.tensor([axis])))
+    def squeezed(self, x: Any, *axes: int) -> Any:
+        """Without dimensions of size 1."""
+        return self("Squeeze", x, self.constant(torch.tensor(axes)))
 
     def unsqueezed(self, x: Any) -> Any:
         """With a last dimension of size 1."""
@@ -80,12 +74,12 @@ def _extreme(write: Writer, op_type: str, x: Any, axes: Sequence[int] | None, ke
     if write.rank(x) == 0:
         return write("Identity", x)
     if write.dtype(x) == torch.bool:
-        numbers = write.reduced(op_type, write("Cast", x, to=_FLOAT), axes, keepdims)
-        return write("Cast", numbers, to=_BOOL)
+        numbers = write.reduced(op_type, write.typed(x, torch.float32), axes, keepdims)
+        return write.typed(numbers, torch.bool)
     result = write.reduced(op_type, x, axes, keepdims)
     if not _is_floating(write, x):
         return result
-    numbers = write.constant(torch.tensor(0, dtype=write.dtype(x)))
+    numbers = write.typed(0, write.dtype(x))
     nans = write("Where", write("IsNaN", x), x, numbers)
     return write("Add", result, write.reduced("ReduceSum", nans, axes, keepdims))
 
@@ -93,11 +87,9 @@ def _extreme(write: Writer, op_type: str, x: Any, axes: Sequence[int] | None, ke
 def _place_of_extreme(write: Writer, op_type: str, x: Any, axis: int, keepdims: bool) -> Any:
     """Where the largest or smallest is (ArgMax, ArgMin): the first NaN, which comes before all numbers."""
     if write.rank(x) == 0:
-        return _first(write)
-    mask = write.dtype(x) == torch.bool
-    numbers = (
-        write("Cast", x, to=_FLOAT) if mask else _without_nan(write, x, math.inf if op_type == "ArgMax" else -math.inf)
-    )
+        return write.constant(torch.tensor(0))
+    worst = math.inf if op_type == "ArgMax" else -math.inf
+    numbers = write.typed(x, torch.float32) if write.dtype(x) == torch.bool else _without_nan(write, x, worst)
     return write(op_type, numbers, axis=axis, keepdims=int(keepdims))
 
 
@@ -106,11 +98,11 @@ def _with_places(convert: Callable[..., tuple[Any, Any]]) -> Callable[..., tuple
 
     def function(write: Writer, x: Any, *rest: Any) -> tuple[Any, Any]:
         if write.rank(x) == 0:
-            return write("Identity", x), _first(write)
+            return write("Identity", x), write.constant(torch.tensor(0))
         if write.dtype(x) != torch.bool:
             return convert(write, x, *rest)
-        values, places = convert(write, write("Cast", x, to=_FLOAT), *rest)
-        return write("Cast", values, to=_BOOL), places
+        values, places = convert(write, write.typed(x, torch.float32), *rest)
+        return write.typed(values, torch.bool), places
 
     return function
 
@@ -133,18 +125,14 @@ def _sorted_along(write: Writer, x: Any, count: Any, axis: int, largest: bool) -
     return write("GatherElements", x, places, axis=axis), places
 
 
-def _first(write: Writer) -> Any:
-    return write.constant(torch.tensor(0))
-
-
 def _without_nan(write: Writer, x: Any, number: float) -> Any:
     """An infinity in place of NaN, and the last finite number in place of that infinity."""
     dtype = write.dtype(x)
     if dtype is None or not dtype.is_floating_point:
         return x
-    last = write.constant(torch.tensor(math.copysign(torch.finfo(dtype).max, number), dtype=dtype))
+    last = write.typed(math.copysign(torch.finfo(dtype).max, number), dtype)
     finite = write("Min" if number > 0 else "Max", x, last)
-    return write("Where", write("IsNaN", x), write.constant(torch.tensor(number, dtype=dtype)), finite)
+    return write("Where", write("IsNaN", x), write.typed(number, dtype), finite)
 
 
 def _larger(write: Writer, op_type: str, x: Any, y: Any, kind: torch.dtype | None) -> Any:
@@ -166,17 +154,17 @@ def _integer_power(write: Writer, x: Any, exponent: Any, kind: torch.dtype) -> A
     Either of ``x`` and ``exponent`` may be an ``int``; an exponent that is one is not negative.
     """
     wide = torch.int64 if kind == torch.int64 or not isinstance(exponent, int) else torch.int32
-    x, one = _typed(write, x, wide), write.constant(torch.tensor(1, dtype=wide))
+    x, one = write.typed(x, wide), write.typed(1, wide)
     if isinstance(exponent, int):
         result = _by_squaring(write, x, exponent, one)
     else:
         zero, minus_one, two = (write.constant(torch.tensor(number)) for number in (0, -1, 2))
-        exponent = _typed(write, exponent, wide)
+        exponent = write.typed(exponent, wide)
         negative = write("Less", exponent, zero)
         result = _by_bits(write, x, write("Where", negative, write("Mod", exponent, two), exponent), one)
         unit = write("Or", write("Equal", x, one), write("Equal", x, minus_one))  # whose reciprocal is an integer
         result = write("Where", write("And", negative, write("Not", unit)), zero, result)
-    return result if kind == wide else write("Cast", result, to=INTEGERS[kind])
+    return result if kind == wide else write.typed(result, kind)
 
 
 def _by_squaring(write: Writer, x: Any, exponent: int, one: Any) -> Any:
@@ -213,13 +201,6 @@ def _by_bits(write: Writer, x: Any, exponent: Any, one: Any) -> Any:
 # ------------------------------------------------------------------ as torch has their arguments
 
 
-def _typed(write: Writer, x: Any, kind: torch.dtype | None) -> Any:
-    """A number or a tensor as a tensor of a type."""
-    if isinstance(x, (bool, int, float)):
-        return write.constant(torch.tensor(x, dtype=kind))
-    return x if write.dtype(x) == kind or kind is None else write("Cast", x, to=TYPES[kind])
-
-
 def _type_of(write: Writer, *values: Any) -> torch.dtype | None:
     """Of the first that is a tensor."""
     return next(write.dtype(v) for v in values if not isinstance(v, (bool, int, float)))
@@ -228,15 +209,11 @@ def _type_of(write: Writer, *values: Any) -> torch.dtype | None:
 def _clamp(write: Writer, x: Any, min: Any = None, max: Any = None) -> Any:
     """Clip has the largest finite number in place of a bound that is none, or that is NaN."""
     kind = write.dtype(x)
-    low, high = (bound if bound is None else _typed(write, bound, kind) for bound in (min, max))
+    low, high = (bound if bound is None else write.typed(bound, kind) for bound in (min, max))
     if isinstance(min, (int, float)) and isinstance(max, (int, float)) and _is_floating(write, x):
         return write("Clip", x, low, high)
     x = x if low is None else _larger(write, "Max", x, low, kind)
     return x if high is None else _larger(write, "Min", x, high, kind)
-
-
-def _relu(write: Writer, x: Any) -> Any:
-    return write("Relu", x) if _is_floating(write, x) else _clamp(write, x, 0)
 
 
 def _mean(
@@ -255,45 +232,42 @@ def _log_sum_exp(write: Writer, x: Any, dim: Sequence[int], keepdim: bool = Fals
     kind = write.dtype(x) or torch.float32
     if not kind.is_floating_point:
         kind = torch.float32
-        x = write("Cast", x, to=_FLOAT)
+        x = write.typed(x, torch.float32)
     if write.rank(x) == 0:
         return write("Identity", x)
     axes = list(dim) or None
     last = torch.finfo(kind).max
-    bounds = (write.constant(torch.tensor(bound, dtype=kind)) for bound in (-last, last))
+    bounds = (write.typed(bound, kind) for bound in (-last, last))
     largest = write("Clip", write.reduced("ReduceMax", x, axes, True), *bounds)  # no infinity less itself
     total = write.reduced("ReduceSum", write("Exp", write("Sub", x, largest)), axes, True)
     result = write("Add", write("Log", total), largest)
-    if keepdim:
-        return result
-    axes = axes or list(range(write.rank(x) or 0))
-    return write("Squeeze", result, write.constant(torch.tensor(axes)))
+    return result if keepdim else write.squeezed(result, *(axes or range(write.rank(x) or 0)))
 
 
 def _power(write: Writer, x: Any, exponent: Any) -> Any:
     kinds = [write.dtype(v) for v in (x, exponent) if not isinstance(v, (bool, int, float))]
-    floating = [kind for kind in kinds if kind not in INTEGERS and kind != torch.bool]
+    floating = [kind for kind in kinds if kind not in WHOLE]
     if not floating and not isinstance(x, float) and not isinstance(exponent, float):
         whole = [kind for kind in kinds if kind in INTEGERS]
         return _integer_power(write, x, exponent, functools.reduce(torch.promote_types, whole or [torch.int64]))
     known = [kind for kind in floating if kind is not None]
     kind = functools.reduce(torch.promote_types, known or [torch.float32])
-    return write("Pow", *(_typed(write, v, kind) for v in (x, exponent)))
+    return write("Pow", *(write.typed(v, kind) for v in (x, exponent)))
 
 
 def _floor_divide(write: Writer, x: Any, y: Any) -> Any:
     """By the exact remainder: the exporters' own rounds the quotient, and takes 2 // 0.4 (4) for 5."""
     kind = _type_of(write, x, y)
-    x, y = _typed(write, x, kind), _typed(write, y, kind)
+    x, y = write.typed(x, kind), write.typed(y, kind)
     if kind in INTEGERS:
         quotient = write("Div", x, y)
         if kind == torch.uint8:
             return quotient
-        zero = write.constant(torch.tensor(0, dtype=kind))
+        zero = write.typed(0, kind)
         opposite = write("Equal", write("Less", x, zero), write("Greater", y, zero))
-        less = write("And", opposite, write("Cast", write("Mod", x, y), to=_BOOL))
-        return write("Sub", quotient, write("Cast", less, to=TYPES[kind]))
-    one, half, zero = (write.constant(torch.tensor(number, dtype=kind)) for number in (1, 0.5, 0))
+        less = write("And", opposite, write.typed(write("Mod", x, y), torch.bool))
+        return write("Sub", quotient, write.typed(less, kind))
+    one, half, zero = (write.typed(number, kind) for number in (1, 0.5, 0))
     rest, opposite = _exact_rest(write, x, y, zero)
     quotient = write("Div", write("Sub", x, rest), y)  # whole, but for rounding
     quotient = write("Where", opposite, write("Sub", quotient, one), quotient)
@@ -306,10 +280,10 @@ def _floor_divide(write: Writer, x: Any, y: Any) -> Any:
 def _remainder(write: Writer, x: Any, y: Any) -> Any:
     """Of the sign of ``y``: the exporters' own is what a rounded quotient leaves, nothing of 2 % 0.4."""
     kind = _type_of(write, x, y)
-    x, y = _typed(write, x, kind), _typed(write, y, kind)
+    x, y = write.typed(x, kind), write.typed(y, kind)
     if kind in INTEGERS:
         return write("Mod", x, y)
-    rest, opposite = _exact_rest(write, x, y, write.constant(torch.tensor(0, dtype=kind)))
+    rest, opposite = _exact_rest(write, x, y, write.typed(0, kind))
     return write("Where", opposite, write("Add", rest, y), rest)
 
 
@@ -324,9 +298,9 @@ def _negated(write: Writer, x: Any) -> Any:
     """ONNX negates no unsigned integers."""
     if write.dtype(x) != torch.uint8:
         return write("Neg", x)
-    all_of_them = write.constant(torch.tensor(256, dtype=torch.int32))
-    less = write("Sub", all_of_them, write("Cast", x, to=INTEGERS[torch.int32]))
-    return write("Cast", write("Mod", less, all_of_them), to=INTEGERS[torch.uint8])
+    all_of_them = write.typed(256, torch.int32)
+    less = write("Sub", all_of_them, write.typed(x, torch.int32))
+    return write.typed(write("Mod", less, all_of_them), torch.uint8)
 
 
 def _truth(of_all: bool) -> Callable[..., Any]:
@@ -334,16 +308,16 @@ def _truth(of_all: bool) -> Callable[..., Any]:
     all are, where none is not: the smallest of nothing depends on ONNX Runtime's version."""
 
     def convert(write: Writer, x: Any, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Any:
-        found = x if write.dtype(x) == torch.bool else write("Cast", x, to=_BOOL)
+        found = write.typed(x, torch.bool)
         if write.rank(x) == 0:
             found = write("Identity", found)
         else:
             axes = [dim] if isinstance(dim, int) else list(dim or ()) or None
             sought = write("Not", found) if of_all else found
-            largest = write.reduced("ReduceMax", write("Cast", sought, to=INTEGERS[torch.int64]), axes, keepdim)
+            largest = write.reduced("ReduceMax", write.typed(sought, torch.int64), axes, keepdim)
             found = write("Greater", largest, write.constant(torch.tensor(0)))
             found = write("Not", found) if of_all else found
-        return write("Cast", found, to=TYPES[torch.uint8]) if write.dtype(x) == torch.uint8 else found
+        return write.typed(found, torch.uint8) if write.dtype(x) == torch.uint8 else found
 
     return convert
 
@@ -353,23 +327,14 @@ def _sort(write: Writer, x: Any, dim: int = -1, descending: bool = False) -> Any
     return _sorted_along(write, x, size, dim, descending)
 
 
-def _stable_sort(write: Writer, x: Any, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
-    """TopK is stable anyway."""
-    return _sort(write, x, dim, descending)
-
-
 def _topk(write: Writer, x: Any, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
     one = write.constant(torch.tensor([k if isinstance(k, int) else 1]))
-    if not isinstance(k, int) and write.dtype(k) not in (None, torch.int64):
-        k = write("Cast", k, to=INTEGERS[torch.int64])
-    return _sorted_along(write, x, one if isinstance(k, int) else write("Reshape", k, one), dim, largest)
+    count = one if isinstance(k, int) else write("Reshape", write.typed(k, torch.int64), one)
+    return _sorted_along(write, x, count, dim, largest)
 
 
 def _extremes(name: str) -> dict[str, Callable[..., Any]]:
     reduce, small = f"Reduce{name}", name.lower()
-
-    def whole(write: Writer, x: Any) -> Any:
-        return _extreme(write, reduce, x, None, False)
 
     def along(write: Writer, x: Any, dim: int, keepdim: bool = False) -> Any:
         return _extreme_along(write, x, reduce, dim, keepdim)
@@ -385,31 +350,24 @@ def _extremes(name: str) -> dict[str, Callable[..., Any]]:
         shape = write.constant(torch.tensor([1] * (write.rank(x) or 0)))
         return write("Reshape", found, shape) if keepdim else found
 
-    def two(write: Writer, x: Any, y: Any) -> Any:
-        return _larger(write, name, x, y, write.dtype(x))
-
     return {
-        f"aten::{small}": whole,
+        f"aten::{small}": along_all,
         f"aten::{small}.dim": along,
         f"aten::a{small}": along_all,
         f"aten::arg{small}": place,
-        f"aten::{small}imum": two,
+        f"aten::{small}imum": lambda write, x, y: _larger(write, name, x, y, write.dtype(x)),
     }
 
 
 _OF_ELEMENTS: dict[str, Callable[..., Any]] = {
-    "aten::clamp": _clamp,
-    "aten::clamp.Tensor": _clamp,
+    **{f"aten::{name}": _clamp for name in ("clamp", "clamp.Tensor", "clamp_min", "clamp_min.Tensor")},
     **{f"aten::clamp_max{form}": lambda write, x, max: _clamp(write, x, None, max) for form in ("", ".Tensor")},
-    **{f"aten::clamp_min{form}": _clamp for form in ("", ".Tensor")},
-    "aten::floor_divide": _floor_divide,
-    "aten::floor_divide.Scalar": _floor_divide,
+    **{f"aten::floor_divide{form}": _floor_divide for form in ("", ".Scalar")},
     "aten::hardtanh": lambda write, x, min_val=-1, max_val=1: _clamp(write, x, min_val, max_val),
-    "aten::mean": lambda write, x, *, dtype=None: _mean(write, x, dtype=dtype),
-    "aten::mean.dim": _mean,
+    **{f"aten::mean{form}": _mean for form in ("", ".dim")},
     "aten::neg": _negated,
     **{f"aten::pow.{form}": _power for form in ("Scalar", "Tensor_Scalar", "Tensor_Tensor")},
-    "aten::relu": _relu,
+    "aten::relu": lambda write, x: write("Relu", x) if _is_floating(write, x) else _clamp(write, x, 0),
     "aten::relu6": lambda write, x: _clamp(write, x, 0, 6),
     **{f"aten::remainder.{form}": _remainder for form in ("Scalar", "Scalar_Tensor", "Tensor")},
 }
@@ -422,7 +380,7 @@ CONVERSIONS: dict[str, Callable[..., Any]] = {
     **{f"aten::any{form}": _truth(False) for form in ("", ".dim", ".dims")},
     "aten::logsumexp": _log_sum_exp,
     "aten::sort": _sort,
-    "aten::sort.stable": _stable_sort,
+    "aten::sort.stable": lambda write, x, *, stable=None, **given: _sort(write, x, **given),  # as TopK is anyway
     "aten::topk": _topk,
 }
 """By the overload of ATen."""

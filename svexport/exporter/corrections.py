@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.onnx import symbolic_helper
 
 from svexport.errors import ExportError
-from svexport.exporter.conversions import CONVERSIONS, ELEMENTWISE, TYPES, Writer
+from svexport.exporter.conversions import CONVERSIONS, ELEMENTWISE, WHOLE
 from svexport.exporter.jit_graph import GraphWriter, constant_of, read
 from svexport.symbolic._symbolic import TensorInfo
 from svexport.tracing.quantizers import full_range
@@ -39,32 +39,24 @@ def _converted(g: Any, own: _Own, *values: _Value) -> Any:
     node, write = g.original_node, GraphWriter(g)
     kind = write.dtype(next(node.outputs()))
     known = (s for s in torch._C._jit_get_schemas_for_operator(node.kind()) if len(s.arguments) == len(values))
-    named = [(s, ".".join(filter(None, (s.name, s.overload_name)))) for s in known]
-    found = [(s, name) for s, name in named if name in _ALL]
-    schema, name = next((one for one in found if _takes_lists(one[0], values)), found[0] if found else (None, ""))
+    named = ((s, ".".join(filter(None, (s.name, s.overload_name)))) for s in known)
+    schema, name = next((one for one in named if one[1] in _ALL), (None, ""))
     if schema is None or kind is None or write.dtype(values[0]) is None:
         return own(g, *values)
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     for argument, value in zip(schema.arguments, values, strict=True):
         given = None if argument.name == "dtype" else read(value, "constant")  # that is of the result
-        if isinstance(given, TensorInfo) or (isinstance(given, list) and "List" not in str(argument.type)):
+        is_list = isinstance(given, list) and "Tensor" in str(argument.type)
+        if isinstance(given, TensorInfo) or is_list or value is values[0]:  # of which the type is asked
             given = value
-        if value is values[0]:  # of which the type is asked
-            given = value
-        if isinstance(given, _Value) and name in _IN_ONE_TYPE and write.dtype(given) != kind:
-            given = write("Cast", given, to=TYPES[kind])
+        if isinstance(given, _Value) and name in _IN_ONE_TYPE:
+            given = write.typed(given, kind)
         if argument.kwarg_only:
             kwargs[argument.name] = given
         else:
             args.append(given)
     return _ALL[name](write, *args, **kwargs)
-
-
-def _takes_lists(schema: Any, values: Sequence[_Value]) -> bool:
-    """Whether an overload has lists where numbers are given in lists (``dim=(0, 2)``)."""
-    lists = (isinstance(read(value, "constant"), list) for value in values)
-    return all("List" in str(argument.type) for argument, given in zip(schema.arguments, lists, strict=True) if given)
 
 
 # ------------------------------------------------------------------ arithmetic
@@ -76,15 +68,8 @@ def _promoted(g: Any, own: _Own, *values: _Value) -> Any:
     write = GraphWriter(g)
     kind = write.dtype(g.original_node.output())
     if kind is not None and kind.is_floating_point:
-        values = (*(_floating(write, value, kind) for value in values[:2]), *values[2:])
+        values = (*(write.typed(v, kind if write.dtype(v) in WHOLE else None) for v in values[:2]), *values[2:])
     return own(g, *values)
-
-
-def _floating(write: Writer, value: _Value, kind: torch.dtype) -> Any:
-    """What is of integers or booleans, as ``kind``."""
-    mine = write.dtype(value)
-    known = mine is None or mine.is_floating_point or mine.is_complex
-    return value if known else write("Cast", value, to=TYPES[kind])
 
 
 def _unary(op_type: str) -> Callable[..., Any]:
@@ -111,8 +96,7 @@ def _rounded(g: Any, own: _Own, self: _Value, *rest: _Value) -> Any:
 def _cumsum(g: Any, own: _Own, self: _Value, *rest: _Value) -> Any:
     """CumSum is not for booleans."""
     write = GraphWriter(g)
-    masks = write.dtype(self) == torch.bool
-    return own(g, write("Cast", self, to=TYPES[torch.int64]) if masks else self, *rest)
+    return own(g, write.typed(self, torch.int64 if write.dtype(self) == torch.bool else None), *rest)
 
 
 # ------------------------------------------------------------------ layers and sets
@@ -139,7 +123,7 @@ def _fake_quantize(g: Any, own: _Own, self: _Value, scale: _Value, zero_point: _
     if full is None or full == (low, high):
         return own(g, self, scale, zero_point, *rest)
     write = GraphWriter(g)
-    step, zero = (write("Cast", value, to=TYPES[torch.float32]) for value in (scale, zero_point))
+    step, zero = (write.typed(value, torch.float32) for value in (scale, zero_point))
     if axis:
         shape = write.constant(torch.tensor([-1 if dim == axis[0] else 1 for dim in range(_rank(self) or 1)]))
         step, zero = (write("Reshape", value, shape) for value in (step, zero))
@@ -210,8 +194,7 @@ def _from_the_front(g: Any, self: _Value, axis: int, index: _Value) -> _Value:
     size = symbolic_helper._get_tensor_dim_size(self, axis)
     place = write.constant(torch.tensor(axis if size is None else size))
     length = place if size is not None else write("Gather", write("Shape", self), place)
-    if write.dtype(index) != torch.int64:
-        index = write("Cast", index, to=TYPES[torch.int64])
+    index = write.typed(index, torch.int64)
     negative = write("Less", index, write.constant(torch.tensor(0)))
     return write("Where", negative, write("Add", index, length), index)
 
@@ -225,7 +208,7 @@ def _index_put(g: Any, own: _Own, self: _Value, indices: _Value, values: _Value,
     if len(ranks) == len(given) + 2:
         whole, count, *each = ranks
         rank = max(each)
-        single = [rank - r for r, value in zip(each, given, strict=True) if r and _numbers_of(value) == 1]
+        single = [rank - r for r, value in zip(each, given, strict=True) if r and _is_one_number(value)]
         if single and count == rank + whole - len(given) - len(single):
             inner = _unexpanded(values)
             if inner is not values and _rank(inner) == count:
@@ -243,9 +226,8 @@ def _unexpanded(values: _Value) -> _Value:
     return values
 
 
-def _numbers_of(value: _Value) -> int | None:
-    constant = value.node().kind() == "onnx::Constant"
-    return torch.as_tensor(symbolic_helper._node_get(value.node(), "value")).numel() if constant else None
+def _is_one_number(value: _Value) -> bool:
+    return (number := constant_of(value)) is not None and torch.as_tensor(number).numel() == 1
 
 
 def _repeat(g: Any, own: _Own, self: _Value, repeats: _Value) -> Any:
@@ -279,9 +261,7 @@ def _expand(g: Any, own: _Own, self: _Value, size: _Value, implicit: _Value) -> 
 def _copy(g: Any, own: _Own, self: _Value, values: _Value, non_blocking: _Value) -> Any:
     """What ``x.copy_(values)`` becomes, which the exporter lacks."""
     write = GraphWriter(g)
-    kind = write.dtype(self)
-    if kind not in (None, write.dtype(values)):
-        values = write("Cast", values, to=TYPES[kind])
+    values = write.typed(values, write.dtype(self))
     sizes = [symbolic_helper._get_tensor_sizes(v) for v in (self, values)]
     if sizes[0] is not None and None not in sizes[0] and sizes[0] == sizes[1]:
         return g.op("Identity", values)
@@ -312,8 +292,7 @@ CORRECTIONS: dict[str, Callable[..., Any]] = {
     "aten::index_put": _index_put,
     "aten::one_hot": _one_hot,
     "aten::permute": _permute,
-    "aten::pixel_shuffle": _of_batches(4),
-    "aten::pixel_unshuffle": _of_batches(4),
+    **{f"aten::pixel_{name}": _of_batches(4) for name in ("shuffle", "unshuffle")},
     "aten::repeat": _repeat,
     "aten::repeat_interleave": _repeat_interleave,
     "aten::softplus": _softplus,

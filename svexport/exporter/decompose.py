@@ -16,24 +16,19 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from svexport.errors import SvexportError
 from svexport.exporter import aten
 from svexport.exporter.aten import pool
 from svexport.exporter.aten.interpolate import nearest_exact
 from svexport.exporter.aten.place import END, depends_on_size, fill_diagonal
 from svexport.exporter.aten.span import linspace
-from svexport.exporter.exact import EXACT, floor_divide
-from svexport.exporter.masks import CHOICES
+from svexport.exporter.exact import EMBEDDINGS, EXACT, floating, floor_divide, truncated
+from svexport.exporter.masks import CHOICES, by_places, is_mask_of_places
 from svexport.tracing.swapped import untraced
 
 __all__ = [
-    "ALWAYS",
-    "AS_TRACED",
-    "IN_PLACE_OF",
-    "DecompositionError",
-    "InPlaceOf",
-    "advice_on",
-    "decomposable",
-    "decomposed",
+    *("AS_TRACED", "IN_PLACE_OF", "DecompositionError", "InPlaceOf", "advice_on", "decomposable", "decomposed"),
+    "overloads_of",
 ]
 
 
@@ -56,27 +51,25 @@ def advice_on(text: str) -> str:
 
 def decomposable(name: str) -> bool:
     """Whether there is something to trace in place of ``aten::outer``, say."""
-    if name in _WHOLE | WRONG:
+    if not name or name in _WHOLE | WRONG:
         return False
-    return any(_decomposition(overload) is not None for overload in _overloads(name))
+    return any(_decomposition(overload) is not None for overload in overloads_of(name))
 
 
 @contextmanager
 def decomposed(names: Collection[str]) -> Iterator[None]:
-    """While torch.jit traces, records in place of each of these functions (``aten::outer``) what it is made of.
+    """While torch.jit traces, records in place of each of these functions (``aten::outer``) what it is made of, and of
+    those that the exporter makes something else of.
 
     By kernels for the tracer's dispatch key, which get a call whatever Python it came through. Scripted code makes no
     calls while it is traced, and keeps its functions.
     """
-    if not names:
-        yield
-        return
     library = torch.library.Library("aten", "IMPL")
     taking = torch.library.Library("svexport_taking", "FRAGMENT")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that kernels are replaced
-            for overload, written in ((o, name in WRONG) for name in names for o in _overloads(name)):
+            for overload, written in ((o, name in WRONG) for name in (*ALWAYS, *names) for o in overloads_of(name)):
                 function = _ours(overload) if written else _decomposition(overload)
                 if function is not None:
                     library.impl(overload, _once(overload, function, _taker(taking, overload)), "Tracer")
@@ -110,8 +103,8 @@ def _assigned(x: Tensor, key: Any, values: Any) -> Any:
     the sizes of the trace, and takes no indices apart, or of several dimensions (``x[i, :, j] = y``)."""
     keys = list(key) if isinstance(key, tuple) else [key]
     if sum(one is not ... and not _is_whole(one) for one in keys) > 1:
-        keys = [place for one in keys for place in (one.nonzero(as_tuple=True) if _is_mask(one) else (one,))]
-    rest = x.dim() - sum(one.dim() if _is_mask(one) else 1 for one in keys if one is not ...)
+        keys = by_places(keys)
+    rest = x.dim() - sum(one.dim() if is_mask_of_places(one) else 1 for one in keys if one is not ...)
     place = next((i for i, one in enumerate(keys) if one is ...), len(keys))
     keys[place : place + 1] = [slice(None)] * rest
     if isinstance(key, Tensor) or not all(map(_is_place, keys)):
@@ -136,12 +129,8 @@ def _put(x: Tensor, keys: Sequence[Any], values: Tensor) -> Tensor:
     before, key, after = keys[:dim], keys[dim], keys[dim + 1 :]
     if isinstance(key, int):
         return x.select_scatter(_put(x.select(dim, key), [*before, *after], values), dim, key)
-    inner = _put(torch.ops.aten.slice(x, dim, *_bounds(key)), [*before, slice(None), *after], values)
-    return x.slice_scatter(inner, dim, *_bounds(key))
-
-
-def _is_mask(key: Any) -> bool:
-    return isinstance(key, Tensor) and key.dtype in (torch.bool, torch.uint8)
+    inner = _put(torch.ops.aten.slice(x, dim, key.start, key.stop), [*before, slice(None), *after], values)
+    return x.slice_scatter(inner, dim, key.start, key.stop)
 
 
 def _is_whole(key: Any) -> bool:
@@ -152,12 +141,8 @@ def _is_place(key: Any) -> bool:
     """Whether a key is an index, or a span of numbers that any size has in that order."""
     if not isinstance(key, slice):
         return isinstance(key, (int, Tensor)) and not isinstance(key, bool)
-    bounds = _bounds(key)
+    bounds = 0 if key.start is None else key.start, END if key.stop is None else key.stop
     return key.step in (None, 1) and all(isinstance(n, int) for n in bounds) and not depends_on_size(*bounds)
-
-
-def _bounds(key: slice) -> tuple[Any, Any]:
-    return 0 if key.start is None else key.start, END if key.stop is None else key.stop
 
 
 def _taker(library: torch.library.Library, overload: torch._ops.OpOverload) -> Callable[..., None]:
@@ -181,20 +166,14 @@ def _taker(library: torch.library.Library, overload: torch._ops.OpOverload) -> C
     return take
 
 
-def _overloads(name: str) -> list[torch._ops.OpOverload]:
-    """Every overload of a function and of its in-place form, without those that write to an argument ``out``."""
-    namespace, _, function = name.partition("::")
-    if namespace != "aten":
-        return []
-    packets = [getattr(torch.ops.aten, n, None) for n in (function, f"{function}_")]
-    overloads = [getattr(p, o) for p in packets if p is not None for o in p.overloads() if _is_function(p, o)]
-    return [o for o in overloads if not any(a.is_out for a in o._schema.arguments)]
-
-
-def _is_function(packet: Any, overload: str) -> bool:
-    """Whether an overload exists outside of scripts too, which have some for numbers."""
-    name = packet._qualified_op_name + ("" if overload == "default" else f".{overload}")
-    return torch._C._dispatch_has_kernel(name)
+def overloads_of(name: str) -> list[torch._ops.OpOverload]:
+    """Every overload of a function and of its in-place form, without those that write to an argument ``out``; none of a
+    library that is not imported."""
+    library, _, function = name.partition("::")
+    packets = [getattr(getattr(torch.ops, library), n, None) for n in (function, f"{function}_")]
+    overloads = [getattr(packet, form) for packet in packets if packet is not None for form in packet.overloads()]
+    known = (o for o in overloads if torch._C._dispatch_has_kernel(o.name()))  # scripts have others, of numbers
+    return [o for o in known if not any(a.is_out for a in o._schema.arguments)]
 
 
 def _once(
@@ -214,7 +193,7 @@ def _once(
             if result is NotImplemented and (other := _torchs(overload)):
                 result = other(*args, **kwargs)
             return result
-        except DecompositionError:
+        except (DecompositionError, SvexportError):  # ours say why not
             raise
         except Exception as error:
             raise DecompositionError(f"{overload} cannot be decomposed: {error}") from error
@@ -323,24 +302,12 @@ def _max_unpool(input: Tensor, indices: Tensor, output_size: Sequence[int], *_: 
     return flat.unflatten(-1, tuple(output_size))
 
 
-def _log10(x: Tensor) -> Tensor:
-    x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
-    return x.log() * (1 / math.log(10))
-
-
 def _rrelu(
     input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
 ) -> Tensor:
     if training:
         return F.rrelu(input, lower, upper, training, inplace)
     return F.leaky_relu(input, (lower + upper) / 2, inplace)
-
-
-def _rsub(input: Tensor, other: Any, *, alpha: Any = 1) -> Tensor:
-    """Of integers and a floating-point number the exporter finds no function."""
-    if isinstance(other, (float, torch.SymFloat)) and not (input.is_floating_point() or input.is_complex()):
-        input = input.to(torch.get_default_dtype())
-    return torch.rsub(input, other, alpha=alpha)
 
 
 def _searchsorted(
@@ -401,14 +368,10 @@ def _stacked(at_least: Callable[[Tensor], Tensor], axis: int) -> Callable[[Seque
     return stack
 
 
-def _column(x: Tensor) -> Tensor:
-    return x if x.dim() > 1 else x.reshape(-1, 1)
-
-
 _CALLED: dict[str, Callable[..., Any]] = {
     "bincount": _bincount,
     "cdist": _cdist,
-    "column_stack": _stacked(_column, 1),
+    "column_stack": _stacked(lambda x: x if x.dim() > 1 else x.reshape(-1, 1), 1),
     "combinations": _combinations,
     "dstack": _stacked(torch.atleast_3d, 2),
     "floor_divide": floor_divide,
@@ -416,21 +379,19 @@ _CALLED: dict[str, Callable[..., Any]] = {
     "index_reduce": _index_reduce,
     "masked_select": _masked_select,
     "pdist": _pdist,
-    "row_stack": _stacked(torch.atleast_2d, 0),
     "rrelu": _rrelu,
-    "rsub": _rsub,
     "searchsorted": _searchsorted,
     "unravel_index": _unravel_index,
-    "vstack": _stacked(torch.atleast_2d, 0),
+    **dict.fromkeys(("row_stack", "vstack"), _stacked(torch.atleast_2d, 0)),
 }
 
 IN_PLACE_OF: dict[Callable[..., Any], Callable[..., Any]] = {
     **aten.IN_PLACE_OF,
     **pool.AS_CALLED,
     **CHOICES,
+    **EMBEDDINGS,
     **{called: function for name, function in _CALLED.items() for called in aten.as_called(name)},
     Tensor.__floordiv__: floor_divide,
-    Tensor.__rsub__: _rsub,
     Tensor.fill_diagonal_: lambda x, *args, **kwargs: x.copy_(fill_diagonal(x, *args, **kwargs)),
 }
 """Functions that an exporter does not know, or not as torch means them, as Python calls them."""
@@ -454,10 +415,10 @@ _OURS: dict[str, Callable[..., Any]] = {
     "aten::expm1": lambda x: x.exp() - 1,
     "aten::fill_diagonal": fill_diagonal,
     "aten::index_reduce": _index_reduce,
-    "aten::log10": _log10,
+    "aten::log10": lambda x: floating(x).log() * (1 / math.log(10)),
     **{f"aten::max_unpool{axes}d": _max_unpool for axes in (2, 3)},
     **{f"aten::repeat_interleave.self_{form}": _repeat_interleave for form in ("Tensor", "int")},
-    "aten::trunc": lambda x: torch.where(x < 0, x.ceil(), x.floor()),
+    "aten::trunc": truncated,
 }
 
 _OTHERWISE = ("addcmul", "cosine_similarity", "fill_diagonal", "float_power", "log10")

@@ -1,4 +1,4 @@
-"""The exporter on torch.export, with our translations in its table; models below its first opset are converted."""
+"""The exporter on torch.export, with our translations in its table."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from svexport.exporter.memory import without_collections
 from svexport.exporter.opsets import FIRST_DYNAMO_OPSET
 from svexport.exporter.translations import translations
 from svexport.exporter.way import Guards
-from svexport.graph.scope import light_copy
-from svexport.logging import logger, quiet
+from svexport.logging import quiet
 from svexport.tracing.arguments import FlatModel
 from svexport.tracing.sizes import tiled
+from svexport.tracing.swapped import swapped
 
 __all__ = ["batch_axes", "export"]
 
@@ -39,17 +39,14 @@ def export(
     input_names: Sequence[str],
     dynamic_axes: Mapping[str, Mapping[int, str]],
 ) -> tuple[onnx.ModelProto, Guards]:
-    """``model(*tensors)`` as ONNX, and what torch.export guards; raises :class:`ExportError` naming the operator and
-    its source line."""
-    shapes = None
-    if dynamic_axes:
-        # Axes of one name share one size, as they do in the file.
-        shapes = {"tensors": tuple(dict(dynamic_axes.get(name, {})) for name in input_names)}
+    """``model(*tensors)`` as ONNX, of the exporter's first opset or later, and what torch.export guards; raises
+    :class:`ExportError` naming the operator and its source line."""
+    shapes = tuple(dict(dynamic_axes.get(name, {})) for name in input_names)  # of one name are of one size, as in files
     options = {
         "dynamo": True,
         "opset_version": max(opset, FIRST_DYNAMO_OPSET),
         "input_names": list(input_names),
-        "dynamic_shapes": shapes,
+        "dynamic_shapes": {"tensors": shapes} if dynamic_axes else None,
         "custom_translation_table": translations(opset),
         "optimize": False,
         "verbose": False,
@@ -62,18 +59,16 @@ def export(
                 texts_of_sizes() as texts,
             ):
                 program = _exported(model, tensors, options)
-                written = _optimized(program, options, model.output_dtypes)
-        except torch.onnx.OnnxExporterError as error:
+                _cast_back(program, model.output_dtypes)
+                join_batch_norms(program.model)
+                program.optimize()
+        except (torch.onnx.OnnxExporterError, ir.passes.PassError) as error:
             if opset < FIRST_DYNAMO_OPSET:  # there is another exporter
                 reason, _ = reason_of(error, input_names)
                 where = line_of(error)
                 raise ExportError(reason + (f", at {where}" if where else "")) from error
             raise failure(model, tensors, opset, input_names, error) from error
-    if opset < FIRST_DYNAMO_OPSET:
-        from svexport.graph.opsets import convert_in_place
-
-        convert_in_place(written, opset)
-    return written, Guards(values=True, sizes=not texts)
+    return program.model_proto, Guards(values=True, sizes=not texts)
 
 
 def batch_axes(model: FlatModel, tensors: Sequence[Tensor]) -> list[Any]:
@@ -100,14 +95,11 @@ def batch_axes(model: FlatModel, tensors: Sequence[Tensor]) -> list[Any]:
     roots: dict[Any, Any] = {}
     found: list[Any] = []
     for size, name in zip(sizes, model.input_names, strict=True):
-        formula = size[0].node.expr if size and isinstance(size[0], torch.SymInt) else None
-        symbols = sorted(formula.free_symbols, key=str) if formula is not None else []
-        if formula is None or len(symbols) != 1:
-            found.append(None)
-            continue
-        (symbol,) = symbols
-        factor, offset = int(formula.coeff(symbol)), int(formula.subs(symbol, 0))
-        if formula - factor * symbol - offset != 0 or factor < 1:
+        formula: Any = size[0].node.expr if size and isinstance(size[0], torch.SymInt) else None
+        symbols = getattr(formula, "free_symbols", ())
+        symbol: Any = next(iter(symbols)) if len(symbols) == 1 else None
+        factor, offset = (0, 0) if symbol is None else (int(formula.coeff(symbol)), int(formula.subs(symbol, 0)))
+        if factor < 1 or formula - factor * symbol - offset != 0:
             found.append(None)
             continue
         if symbol not in roots:
@@ -138,14 +130,13 @@ def _exported(model: FlatModel, tensors: Sequence[Tensor], options: dict[str, An
     """
     from torch.onnx._internal.exporter import _capture_strategies
 
-    own = _capture_strategies.CAPTURE_STRATEGIES
-    first, strict = own[:2]
+    first, strict = _capture_strategies.CAPTURE_STRATEGIES[:2]
     errors: list[torch.onnx.OnnxExporterError] = []
     shapes = options["dynamic_shapes"]
     for way in (first, _of_given_sizes(first, shapes["tensors"]), strict) if shapes else (first, strict):
-        _capture_strategies.CAPTURE_STRATEGIES = (way,)  # type: ignore[assignment]
         try:
             with ExitStack() as stack:
+                stack.enter_context(swapped(_capture_strategies, CAPTURE_STRATEGIES=(way,)))
                 for mode in other_functions(bool(shapes)) if way is strict else ():
                     stack.enter_context(mode)  # dynamo takes none into forward
                 return torch.onnx.export(model, tuple(tensors), **options)
@@ -153,8 +144,6 @@ def _exported(model: FlatModel, tensors: Sequence[Tensor], options: dict[str, An
             errors.append(error)
             if any(isinstance(one, NotTraced) or "data-dependent" in str(one) for one in chain(error)):
                 break
-        finally:
-            _capture_strategies.CAPTURE_STRATEGIES = own
     raise errors[0]
 
 
@@ -192,30 +181,3 @@ def _cast_back(program: torch.onnx.ONNXProgram, dtypes: Sequence[torch.dtype]) -
         node.outputs[0].name, node.outputs[0].dtype, node.outputs[0].shape = f"{value.name}_cast", wanted, value.shape
         program.model.graph.append(node)
         outputs[place] = node.outputs[0]
-
-
-def _optimized(
-    program: torch.onnx.ONNXProgram, options: Mapping[str, Any], dtypes: Sequence[torch.dtype]
-) -> onnx.ModelProto:
-    """The program as the exporter's optimizer leaves it, or with constants folded where that makes it invalid or fails.
-
-    As it was traced, a program has sequences of the parts of splits, and computes biases of convolutions that have
-    none.
-    """
-    _cast_back(program, dtypes)
-    try:
-        join_batch_norms(program.model)
-        program.optimize()
-        written = program.model_proto
-        onnx.checker.check_model(light_copy(written))
-        return written
-    except (onnx.checker.ValidationError, ir.passes.PassError) as error:
-        logger.warning("folded constants only: the optimizer broke the graph ({})", str(error).splitlines()[0])
-    from onnxscript import optimizer
-
-    traced = torch.onnx.export(program.exported_program, **options)  # type: ignore[arg-type]
-    assert traced is not None
-    _cast_back(traced, dtypes)
-    optimizer.fold_constants(traced.model)
-    optimizer.remove_unused_nodes(traced.model)
-    return traced.model_proto

@@ -20,20 +20,18 @@ from svexport.errors import UnsupportedError
 from svexport.exporter.aten import made_by_torch
 from svexport.exporter.aten.product import up_to_each
 from svexport.exporter.aten.special import polynomial
-from svexport.tracing.swapped import swapped
 
-__all__ = ["EXACT", "exact_embeddings", "floor_divide", "shapes_of_losses"]
+__all__ = ["EMBEDDINGS", "EXACT", "floating", "floor_divide", "shapes_of_losses", "truncated"]
 
 
-def _floating(x: Tensor) -> Tensor:
+def floating(x: Tensor) -> Tensor:
+    """As floating-point numbers."""
     return x if x.is_floating_point() else x.to(torch.get_default_dtype())
 
 
 def _angle(x: Tensor) -> Tensor:
     """0 or pi, but of NaN. The exporters' own is of complex numbers, or calls for atan2."""
-    if x.is_complex():
-        return torch.atan2(torch.imag(x), torch.real(x))
-    x = _floating(x)
+    x = floating(x)
     return torch.where(x < 0, math.pi, torch.where(x >= 0, 0.0, x)).to(x.dtype)
 
 
@@ -59,8 +57,7 @@ def _negative(x: Tensor) -> Tensor:
 
 def _left_shift(x: Any, places: Any) -> Tensor:
     """By multiplication, which TensorRT has and ONNX for signed integers; 0 beyond the type's bits."""
-    x, places, kind = _shifted(x, places)
-    bits = torch.iinfo(kind).bits
+    x, places, kind, bits = _shifted(x, places)
     if isinstance(places, int):
         inside = 0 <= places < bits
         return x * (2**places if places < bits - 1 else -(2**places)) if inside else torch.zeros_like(x)
@@ -71,8 +68,7 @@ def _left_shift(x: Any, places: Any) -> Tensor:
 
 def _right_shift(x: Any, places: Any) -> Tensor:
     """By a division that rounds down; -1 or 0 beyond the type's bits."""
-    x, places, kind = _shifted(x, places)
-    bits = torch.iinfo(kind).bits
+    x, places, kind, bits = _shifted(x, places)
     beyond = torch.where(x < 0, -1, 0).to(kind)
     if isinstance(places, int):
         return torch.floor_divide(x, 2**places) if 0 <= places < bits - 1 else beyond
@@ -80,11 +76,12 @@ def _right_shift(x: Any, places: Any) -> Tensor:
     return torch.where((places >= 0) & (places < bits - 1), quotient, beyond)
 
 
-def _shifted(x: Any, places: Any) -> tuple[Tensor, Any, torch.dtype]:
+def _shifted(x: Any, places: Any) -> tuple[Tensor, Any, torch.dtype, int]:
+    """What is shifted, and by what, of the type of the result; that, and its bits."""
     kind = torch.result_type(x, places)
     if not isinstance(x, Tensor):
         x = torch.full_like(places, x, dtype=kind)
-    return x.to(kind), places.to(kind) if isinstance(places, Tensor) else places, kind
+    return x.to(kind), places.to(kind) if isinstance(places, Tensor) else places, kind, torch.iinfo(kind).bits
 
 
 def _is_close(x: Tensor, y: Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Tensor:
@@ -92,7 +89,7 @@ def _is_close(x: Tensor, y: Tensor, rtol: float = 1e-5, atol: float = 1e-8, equa
     close = x == y
     if equal_nan and x.is_floating_point():
         close = close | (x.isnan() & y.isnan())
-    near = _floating(y)
+    near = floating(y)
     apart = (x - near).abs()
     return close | ((apart < math.inf) & (apart <= atol + (rtol * near).abs()))
 
@@ -113,7 +110,7 @@ def _log_add_exp(exp: Callable[[Tensor], Tensor], log: Callable[[Tensor], Tensor
     """Of the larger one: the exporter's own exponentials overflow."""
 
     def function(x: Tensor, y: Tensor) -> Tensor:
-        x, y = _floating(x), _floating(y)
+        x, y = floating(x), floating(y)
         return torch.maximum(x, y) + log(1 + exp(torch.where(x == y, 0.0, -(x - y).abs())))
 
     return function
@@ -164,6 +161,11 @@ def floor_divide(x: Tensor, y: Any) -> Tensor:
     return torch.floor_divide(x.to(kind), y)
 
 
+def truncated(x: Tensor) -> Tensor:
+    """``torch.trunc`` of floating-point numbers."""
+    return torch.where(x < 0, x.ceil(), x.floor())
+
+
 def _trunc_divide(x: Tensor, y: Any, *, rounding_mode: str | None) -> Tensor:
     """The exporter's own goes through integers, which have no infinities and end at 2**63."""
     if rounding_mode is None:
@@ -172,8 +174,7 @@ def _trunc_divide(x: Tensor, y: Any, *, rounding_mode: str | None) -> Tensor:
         return floor_divide(x, y)
     kind = torch.result_type(x, y)
     if kind.is_floating_point:
-        quotient = x.to(kind) / y
-        return torch.where(quotient < 0, quotient.ceil(), quotient.floor())
+        return truncated(x.to(kind) / y)
     down = torch.floor_divide(x, y)
     rest = x - down * y
     return torch.where((down < 0) & (rest != 0), down + 1, down)
@@ -227,8 +228,8 @@ def _erfcx(x: Tensor) -> Tensor:
     """
     if x.dtype == torch.float64:
         raise UnsupportedError("erfcx and log_ndtr of float64 have no exact form in ONNX; compute them in float32")
-    kind = _floating(x).dtype
-    x = _floating(x).to(torch.promote_types(kind, torch.float32))
+    kind = floating(x).dtype
+    x = floating(x).to(torch.promote_types(kind, torch.float32))
     t = 1 / (1 + 0.5 * x.abs())
     scaled = t * torch.exp(polynomial(t, _ERFCC))
     return torch.where(x < 0, 2 * torch.exp(x * x) - scaled, scaled).to(kind)
@@ -236,8 +237,8 @@ def _erfcx(x: Tensor) -> Tensor:
 
 def _log_ndtr(x: Tensor) -> Tensor:
     """The logarithm of a probability that is 0 in floating point below -14."""
-    kind = _floating(x).dtype
-    x = _floating(x).to(torch.promote_types(kind, torch.float32))
+    kind = floating(x).dtype
+    x = floating(x).to(torch.promote_types(kind, torch.float32))
     z = x.abs() * math.sqrt(0.5)
     half = 0.5 * _erfcx(z)
     return torch.where(x < 0, torch.log(half) - z * z, torch.log(1 - half * torch.exp(-z * z))).to(kind)
@@ -267,17 +268,14 @@ def _vector_norm(
     if not x.dim():
         x, dim, keepdim = x.reshape(1), 0, False
     dims = [dim] if isinstance(dim, int) else list(dim or range(x.dim()))
-    if ord == 0:
-        return (x != 0).to(kind).sum(dims, keepdim)
-    if ord == 1:
-        return x.abs().sum(dims, keepdim)
-    if ord == 2:
-        return (x * x).sum(dims, keepdim).sqrt()
-    if ord == math.inf:
-        return x.abs().amax(dims, keepdim)
-    if ord == -math.inf:
-        return x.abs().amin(dims, keepdim)
-    return (x.abs() ** ord).sum(dims, keepdim) ** (1 / ord)
+    norms: dict[float, Callable[[], Tensor]] = {
+        0: lambda: (x != 0).to(kind).sum(dims, keepdim),
+        1: lambda: x.abs().sum(dims, keepdim),
+        2: lambda: (x * x).sum(dims, keepdim).sqrt(),
+        math.inf: lambda: x.abs().amax(dims, keepdim),
+        -math.inf: lambda: x.abs().amin(dims, keepdim),
+    }
+    return norms.get(ord, lambda: (x.abs() ** ord).sum(dims, keepdim) ** (1 / ord))()
 
 
 @contextmanager
@@ -292,30 +290,27 @@ def shapes_of_losses() -> Iterator[None]:
         table.update(own)
 
 
-@contextmanager
-def exact_embeddings() -> Iterator[None]:
-    """Has ``F.embedding(max_norm=...)`` compute with all rows as they would be read, and write none of them.
+def _shortened(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """``F.embedding(max_norm=...)`` that computes with all rows as they would be read, and writes none of them.
 
     torch shortens the rows that are looked up, in the weight itself: a trace has those of its own inputs only.
     """
+    names = list(inspect.signature(own).parameters)[2:]
 
-    def shortened(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        names = list(inspect.signature(own).parameters)[2:]
+    def embedding(input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        given = {**dict(zip(names, args)), **kwargs}
+        if (longest := given.pop("max_norm", None)) is not None:
+            norm = torch.linalg.vector_norm(weight, given.get("norm_type", 2.0), -1, keepdim=True)
+            weight = torch.where(norm > longest, weight * (longest / (norm + 1e-7)), weight)
+        if (given.get("padding_idx") or 0) < 0:  # the exporter takes -1 for none
+            given["padding_idx"] += weight.size(0)
+        return own(input, weight, **given)
 
-        def embedding(input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-            given = {**dict(zip(names, args)), **kwargs}
-            if (longest := given.pop("max_norm", None)) is not None:
-                norm = torch.linalg.vector_norm(weight, given.get("norm_type", 2.0), -1, keepdim=True)
-                weight = torch.where(norm > longest, weight * (longest / (norm + 1e-7)), weight)
-            if (given.get("padding_idx") or 0) < 0:  # the exporter takes -1 for none
-                given["padding_idx"] += weight.size(0)
-            return own(input, weight, **given)
+    return embedding
 
-        return embedding
 
-    with swapped(F, embedding=shortened(F.embedding), embedding_bag=shortened(F.embedding_bag)):
-        yield
-
+EMBEDDINGS = {function: _shortened(function) for function in (F.embedding, F.embedding_bag)}
+"""By what Python calls."""
 
 EXACT: dict[str, Callable[..., Any]] = {
     "aten::angle": _angle,
@@ -327,11 +322,9 @@ EXACT: dict[str, Callable[..., Any]] = {
     **{f"aten::bitwise_right_shift.{form}": _right_shift for form in ("Tensor", "Tensor_Scalar", "Scalar_Tensor")},
     "aten::cummax": lambda x, dim: _cumulative(x, dim, torch.amax, -math.inf),
     "aten::cummin": lambda x, dim: _cumulative(x, dim, torch.amin, math.inf),
-    "aten::diagonal": _diagonal,
-    "aten::diagonal_copy": _diagonal,
+    **{f"aten::diagonal{form}": _diagonal for form in ("", "_copy")},
     "aten::diagonal_scatter": _diagonal_scatter,
-    "aten::div.Scalar_mode": _trunc_divide,
-    "aten::div.Tensor_mode": _trunc_divide,
+    **{f"aten::div.{form}_mode": _trunc_divide for form in ("Scalar", "Tensor")},
     "aten::isclose": _is_close,
     "aten::isfinite": _is_finite,
     "aten::isinf": _is_infinite,

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["deciding", "finding", "returns_found"]
+from svexport.exporter.masks import is_mask_of_places
 
-_MASKS = (torch.bool, torch.uint8)
+__all__ = ["deciding", "finding", "returns_found"]
 
 
 def deciding(name: str, args: tuple, kwargs: dict[str, Any]) -> list[Tensor]:
     """What decides by its values how many a function returns, or writes to; nothing of any other function."""
     if name in _INDEXED:
-        return [index for index in _indices(args) if _is_mask(index)] if len(args) > 1 else []
+        return [index for index in _indices(args) if is_mask_of_places(index)] if len(args) > 1 else []
     if name in _ALSO:
         return [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
     if name not in _CHANGES or (name == "where" and len(args) + len(kwargs) > 1):
@@ -37,7 +37,7 @@ def finding(count: int, function: Callable[..., Any], name: str, args: tuple, kw
     """What a function that finds, or writes to what is found, returns where there are ``count`` (as many as there can
     be): masks keep that many of their first elements, other values the first ones."""
     if name in _INDEXED:
-        changed = tuple(_mask(index, count) if _is_mask(index) else index for index in _indices(args))
+        changed = tuple(_mask(index, count) if is_mask_of_places(index) else index for index in _indices(args))
         return function(args[0], type(args[1])(changed) if isinstance(args[1], (list, tuple)) else changed, *args[2:])
     if name in _ALSO:
         return function(*args, **kwargs)[:count]
@@ -60,10 +60,6 @@ def _argument(args: tuple, kwargs: dict[str, Any], place: int, keyword: str, def
 
 def _indices(args: tuple) -> Iterable[Any]:
     return args[1] if isinstance(args[1], (list, tuple)) else args[1:2]
-
-
-def _is_mask(index: Any) -> bool:
-    return isinstance(index, Tensor) and index.dtype in _MASKS
 
 
 def _mask(values: Tensor, count: int) -> Tensor:

@@ -1,14 +1,24 @@
-"""Choices between masks, of which ONNX Runtime has no Where: by And, Or and Not."""
+"""Choices between masks, of which ONNX Runtime has no Where: by And, Or and Not; and masks as indices."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["CHOICES"]
+__all__ = ["CHOICES", "by_places", "is_mask_of_places"]
+
+
+def is_mask_of_places(index: Any) -> bool:
+    """Whether an index is a mask; bytes are one, too."""
+    return isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8)
+
+
+def by_places(indices: Iterable[Any]) -> list[Any]:
+    """Indices with the places that each mask is true at, in its place."""
+    return [place for i in indices for place in (i.nonzero(as_tuple=True) if is_mask_of_places(i) else (i,))]
 
 
 def _is_mask(value: Any) -> bool:

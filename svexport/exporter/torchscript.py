@@ -1,5 +1,4 @@
-"""The TorchScript exporter, with our symbolics in its registry for the length of one export; models below its first
-opset are converted."""
+"""The TorchScript exporter, with our symbolics in its registry for the length of one export."""
 
 from __future__ import annotations
 
@@ -21,18 +20,8 @@ from torch.overrides import TorchFunctionMode
 
 from svexport.errors import ExportError, SvexportError
 from svexport.exporter.complex import ComplexParts
-from svexport.exporter.conversions import INTEGERS
 from svexport.exporter.corrections import CORRECTIONS
-from svexport.exporter.decompose import (
-    ALWAYS,
-    AS_TRACED,
-    DecompositionError,
-    InPlaceOf,
-    advice_on,
-    decomposable,
-    decomposed,
-)
-from svexport.exporter.exact import exact_embeddings
+from svexport.exporter.decompose import AS_TRACED, DecompositionError, InPlaceOf, advice_on, decomposable, decomposed
 from svexport.exporter.failures import line_of, located
 from svexport.exporter.jit_graph import GraphWriter, kinds_of, read, schema_of
 from svexport.exporter.opsets import FIRST_TORCHSCRIPT_OPSET, LAST_TORCHSCRIPT_OPSET, LATER, OPSETS
@@ -67,20 +56,15 @@ def export(
     input_names: Sequence[str],
     dynamic_axes: Mapping[str, Mapping[int, str]],
 ) -> onnx.ModelProto:
-    """``model(*tensors)`` as ONNX, written to ``path`` if it is large; raises :class:`ExportError` naming the operator
-    and its source line."""
+    """``model(*tensors)`` as ONNX, of the exporter's first opset or later, written to ``path`` if it is large; raises
+    :class:`ExportError` naming the operator and its source line."""
     options = {
         "dynamo": False,
         "opset_version": max(opset, FIRST_TORCHSCRIPT_OPSET),
         "input_names": list(input_names),
         "dynamic_axes": {name: dict(axes) for name, axes in dynamic_axes.items()},
     }
-    written = _traced(model, tensors, opset, lambda: _written(model, tensors, path, options))
-    if opset < FIRST_TORCHSCRIPT_OPSET:
-        from svexport.graph.opsets import convert_in_place
-
-        convert_in_place(written, opset)
-    return written
+    return _traced(model, tensors, opset, lambda: _written(model, tensors, path, options))
 
 
 def _traced(
@@ -94,12 +78,11 @@ def _traced(
         try:
             with (
                 registered(),
-                _without_dump(),
+                swapped(torch._C, _jit_onnx_log=lambda *_: None),  # it prints its whole graph before an error
                 _without_reshapes_of_nothing(any(not t.numel() for t in tensors)),
-                _numbers_of_unpooling(),
-                _open_functions(),
-                exact_embeddings(),
-                decomposed([*ALWAYS, *others]),
+                swapped(F, _unpool_output_size=untraced()(F._unpool_output_size)),  # type: ignore[attr-defined]
+                applied_by(_opened),
+                decomposed(others),
                 model.traced_in(*modes),
             ):
                 try:
@@ -115,9 +98,7 @@ def _traced(
             raise located(error, line_of(error)) from error.__cause__
         except Exception as error:
             made = isinstance(error, DecompositionError)
-            if made and others:  # the error that led to it stands, unless what we have in its place says why not
-                if isinstance(error.__cause__, SvexportError):
-                    raise located(error.__cause__, line_of(error)) from None
+            if made and others:  # the error that led to it stands
                 others.pop()
                 break
             known = isinstance(error, torch.onnx.errors.OnnxExporterError)
@@ -129,7 +110,7 @@ def _traced(
                 break
         logger.info("{} cannot be exported at opset {}: tracing what it is made of", name, opset)
         others.append(name)
-    with decomposed([*ALWAYS, *others]), model.traced_in(*modes):
+    with decomposed(others), model.traced_in(*modes):
         raise _failure(model, tensors, opset, cause) from cause
 
 
@@ -180,13 +161,6 @@ def _function_of(error: Exception) -> str:
 
 
 @contextmanager
-def _without_dump() -> Iterator[None]:
-    """Keeps the exporter from printing its whole graph before an error: its own switch for that is always on."""
-    with swapped(torch._C, _jit_onnx_log=lambda *_: None):
-        yield
-
-
-@contextmanager
 def _without_reshapes_of_nothing(empty: bool) -> Iterator[None]:
     """Refuses a Reshape of nothing to a size that is to be found: the exporter divides by it, which ends the process.
 
@@ -210,32 +184,19 @@ def _without_reshapes_of_nothing(empty: bool) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _open_functions() -> Iterator[None]:
-    """Has the forward of an ``autograd.Function`` traced as any code.
+def _opened(own: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """The forward of an ``autograd.Function``, traced as any code.
 
     Inside the node that the tracer makes of it, writes in place are lost. Those that say by ``symbolic`` what they are
     in a file stay nodes.
     """
-
-    def apply(own: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if hasattr(cls, "symbolic") or not torch.jit.is_tracing():
-            return own(*args, **kwargs)
-        if cls.setup_context is not torch.autograd.Function.setup_context:
-            return cls.forward(*args, **kwargs)
-        context = torch.autograd.function.FunctionCtx()
-        context.needs_input_grad = (False,) * len(args)  # type: ignore[attr-defined]
-        return cls.forward(context, *args, **kwargs)
-
-    with applied_by(apply):
-        yield
-
-
-@contextmanager
-def _numbers_of_unpooling() -> Iterator[None]:
-    """Has ``F.max_unpool2d`` compute with numbers the size that it checks; the tracer makes tensors of sizes."""
-    with swapped(F, _unpool_output_size=untraced()(F._unpool_output_size)):  # type: ignore[attr-defined]
-        yield
+    if hasattr(cls, "symbolic") or not torch.jit.is_tracing():
+        return own(*args, **kwargs)
+    if cls.setup_context is not torch.autograd.Function.setup_context:
+        return cls.forward(*args, **kwargs)
+    context = torch.autograd.function.FunctionCtx()
+    context.needs_input_grad = (False,) * len(args)  # type: ignore[attr-defined]
+    return cls.forward(context, *args, **kwargs)
 
 
 @contextmanager
@@ -255,34 +216,23 @@ def registered() -> Iterator[None]:
     for name, convert in CORRECTIONS.items():
         conversions[name] = _corrected(convert, conversions[name]) if name in conversions else convert
     functions = {name: _function(name, convert) for name, convert in conversions.items()}
-    groups = registry._registry
-    own = {name: groups.pop(name, None) for name in functions}
-    try:
+    with swapped(registry, _registry={name: own for name, own in registry._registry.items() if name not in functions}):
         for name, function in functions.items():
             registry.register(name, FIRST_TORCHSCRIPT_OPSET, function)
         yield
-    finally:
-        for name, group in own.items():
-            del groups[name]
-            if group is not None:
-                groups[name] = group
 
 
 def _function(name: str, convert: Callable[..., Any]) -> Callable[..., Any]:
     """The function torch.onnx calls for each node of that name; ``convert`` is given the exporter's own."""
-    group = registry.get_function_group(name)
-    owns = dict(group._functions._merged) if group else {}
-
-    def own_of(opset: int) -> Callable[..., Any] | None:
-        return owns.get(max((first for first in owns if first <= opset), default=0))
+    group: Any = registry.get_function_group(name) or {}
 
     def missing(g: Any, *values: torch._C.Value) -> Any:  # what a conversion does without is not missed
-        first = next((opset for opset in range(g.opset, LAST_TORCHSCRIPT_OPSET + 1) if own_of(opset)), None)
+        first = next((opset for opset in range(g.opset, LAST_TORCHSCRIPT_OPSET + 1) if group.get(opset)), None)
         raise torch.onnx.errors.UnsupportedOperatorError(name, g.opset, first)
 
     def function(g: Any, *values: torch._C.Value) -> Any:
         try:
-            return convert(g, own_of(g.opset) or missing, *values)
+            return convert(g, group.get(g.opset) or missing, *values)
         except ExportError as error:
             raise located(error, user_frame(g.original_node.sourceRange())) from error.__cause__
 
@@ -315,22 +265,15 @@ def _emit(g: Any, op: Op, arguments: Sequence[Any]) -> Any:
     """The svexport node, with types on its outputs so that later symbolics find them."""
     tensors, computed, numbers = node_of(op, arguments)
     inputs = [symbolic_helper._optional_input_placeholder_tensor(g) if value is None else value for value in tensors]
-    inputs += [_size(g, value) for value in computed]
+    write = GraphWriter(g)  # what math.floor returns is a float to the exporter
+    inputs += [write("Reshape", write.typed(n, torch.int64), write.constant(torch.tensor([1]))) for n in computed]
     attributes = numbers | PLUGIN_ATTRIBUTES | {SOURCE_ATTRIBUTE: user_frame(g.original_node.sourceRange())}
-    outputs = GraphWriter(g)(f"{DOMAIN}::{op.node_type}", *inputs, outputs=op.num_outputs, **attributes)
+    outputs = write(f"{DOMAIN}::{op.node_type}", *inputs, outputs=op.num_outputs, **attributes)
     types = _output_types(op, arguments, g.original_node)
     for output, type_ in zip((outputs,) if op.num_outputs == 1 else outputs, types, strict=True):
         if type_ is not None:
             output.setType(type_)
     return outputs
-
-
-def _size(g: Any, value: Any) -> Any:
-    """A computed size as an int64 tensor of shape (1,); what math.floor returns is a float to the exporter."""
-    write = GraphWriter(g)
-    if write.dtype(value) != torch.int64:
-        value = write("Cast", value, to=INTEGERS[torch.int64])
-    return write("Reshape", value, write.constant(torch.tensor([1])))
 
 
 def _output_types(op: Op, arguments: Sequence[Any], node: torch._C.Node) -> list[torch._C.TensorType | None]:
@@ -340,34 +283,35 @@ def _output_types(op: Op, arguments: Sequence[Any], node: torch._C.Node) -> list
     Where the fake does not take the sizes tried, all of them are dynamic, and type and rank are those traced for
     ``node``.
     """
-    runs: list[tuple[Tensor, ...]] = []
-    for primes in ((1009, 1013, 1019, 1021, 1031), (2003, 2011, 2017, 2027, 2029)):
-        sizes: dict[int, int] = {}
-        fresh = itertools.cycle(primes)
-        try:
-            args = [_tried(*given, sizes, fresh) for given in zip(op.arguments, arguments, strict=True)]
-            runs.append(as_tuple(op(*args)))
-        except (RuntimeError, TypeError, AttributeError, ValueError, IndexError):
-            return [_of_any_size(output.type()) for output in node.outputs()]
+    primes = (1009, 1013, 1019, 1021, 1031), (2003, 2011, 2017, 2027, 2029)
+    try:
+        results = [as_tuple(op(*_tried(op, arguments, itertools.cycle(fresh)))) for fresh in primes]
+    except (RuntimeError, TypeError, AttributeError, ValueError, IndexError):
+        return [_of_any_size(output.type()) for output in node.outputs()]
     types: list[torch._C.TensorType | None] = []
-    for first, second in zip(*runs, strict=True):
+    for first, second in zip(*results, strict=True):
         shape = [a if a == b else None for a, b in zip(first.shape, second.shape, strict=True)]
         type_ = torch._C.TensorType.create_from_tensor(torch.empty(0, dtype=first.dtype))
         types.append(type_.with_sizes(shape))
     return types
 
 
-def _tried(argument: Argument, value: Any, sizes: dict[int, int], fresh: Iterator[int]) -> Any:
-    """An argument with numbers for dynamic sizes, by the symbol that the exporter has for each (negative)."""
-    if isinstance(value, (list, tuple)):
-        return [_tried(argument, each, sizes, fresh) for each in value]
-    if not isinstance(value, TensorInfo):
-        return value
-    if argument.kind != "tensors" and not argument.is_tensor:
-        return next(fresh)
-    type_ = value.value.type()
-    shape = [size if size >= 0 else sizes.setdefault(size, next(fresh)) for size in type_.symbolic_sizes()]
-    return torch.empty(shape, dtype=type_.dtype(), device="meta")
+def _tried(op: Op, arguments: Sequence[Any], fresh: Iterator[int]) -> list[Any]:
+    """Arguments with numbers for dynamic sizes, by the symbol that the exporter has for each (negative)."""
+    sizes: dict[int, int] = {}
+
+    def tried(argument: Argument, value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [tried(argument, each) for each in value]
+        if not isinstance(value, TensorInfo):
+            return value
+        if argument.kind != "tensors" and not argument.is_tensor:
+            return next(fresh)
+        type_ = value.value.type()
+        shape = [size if size >= 0 else sizes.setdefault(size, next(fresh)) for size in type_.symbolic_sizes()]
+        return torch.empty(shape, dtype=type_.dtype(), device="meta")
+
+    return list(map(tried, op.arguments, arguments))
 
 
 def _of_any_size(type_: Any) -> torch._C.TensorType | None:

@@ -19,6 +19,7 @@ from svexport.exporter.opsets import FIRST_DYNAMO_OPSET, LAST_TORCHSCRIPT_OPSET,
 from svexport.exporter.report import ExportReport
 from svexport.exporter.rounded import refuse_rounded
 from svexport.exporter.way import Guards
+from svexport.graph.walk import opset_of
 from svexport.logging import logger
 from svexport.tracing.arguments import FlatModel
 from svexport.tracing.state import State
@@ -102,6 +103,7 @@ def traced(
     try:
         given = [tensor.clone() for tensor in tensors]
         written = torchscript.export(model, given, path, opset, input_names, dynamic_axes)
+        _lower(written, opset)
     except ExportError as error:
         raise _of_neither(error, refusal, opset) if refusal else error from error
     if dynamic_axes:
@@ -124,10 +126,22 @@ def _unshared(tensors: Sequence[Tensor]) -> list[Tensor]:
     return given
 
 
-def _by_torch_export(*args: Any) -> tuple[onnx.ModelProto, Guards]:
+def _by_torch_export(
+    model: FlatModel, tensors: Sequence[Tensor], opset: int, *names: Any
+) -> tuple[onnx.ModelProto, Guards]:
     from svexport.exporter import dynamo  # on first use: it takes as long to import as the other tracer to trace
 
-    return dynamo.export(*args)
+    written, guards = dynamo.export(model, tensors, opset, *names)
+    _lower(written, opset)
+    return written, guards
+
+
+def _lower(model: onnx.ModelProto, opset: int) -> None:
+    """Converts what a tracer wrote at its first opset."""
+    if opset_of(model) > opset:
+        from svexport.graph.opsets import convert_in_place
+
+        convert_in_place(model, opset)
 
 
 def _of_neither(error: ExportError, refusal: str, opset: int) -> ExportError:

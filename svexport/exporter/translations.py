@@ -14,6 +14,7 @@ from svexport.errors import ExportError
 from svexport.exporter import fp8
 from svexport.exporter.aten import overload_of
 from svexport.exporter.conversions import CONVERSIONS, TYPES, Writer
+from svexport.exporter.decompose import overloads_of
 from svexport.exporter.numbers import TRANSLATIONS
 from svexport.exporter.opsets import FIRST_DYNAMO_OPSET
 from svexport.graph.nodes import PLUGIN_ATTRIBUTES
@@ -25,21 +26,21 @@ __all__ = ["translations"]
 
 
 def translations(opset: int = FIRST_DYNAMO_OPSET) -> dict[Any, Callable[..., Any]]:
-    """``custom_translation_table`` for torch.onnx.export: our operators, and the aten functions they replace."""
-    table: dict[Any, Callable[..., Any]] = TRANSLATIONS | _conversions()
+    """``custom_translation_table`` for torch.onnx.export: our operators, the aten functions they replace, and those
+    that the exporter converts to something else than torch."""
+    write = _OnnxscriptWriter()
+    table: dict[Any, Callable[..., Any]] = TRANSLATIONS | _of_numbers(write)
+    table[torch.ops.svexport.fake_quantize_fp8.default] = fp8.to_onnx
+    table |= {overload_of(name): functools.partial(convert, write) for name, convert in CONVERSIONS.items()}
     for symbolic in SYMBOLICS.values():
         table[symbolic.op.torch_op] = _translation(symbolic)
         if symbolic.until is not None and (opset > symbolic.until or symbolic.until >= FIRST_DYNAMO_OPSET):
             continue  # the exporter's own is right, and below exact by the converter
         for key, convert in symbolic.aten.items():
             name, _, only = key.partition(".")
-            library, _, function = qualified(name).partition("::")
-            packet = getattr(getattr(torch.ops, library), function, None)
-            if packet is None:  # a library that is not imported
-                continue
-            for overload in [only] if only else packet.overloads():
-                target = getattr(packet, overload)
-                table[target] = _translation(symbolic, convert, target._schema.arguments)
+            for overload in overloads_of(qualified(name)):
+                if only in ("", overload._overloadname) and not overload._schema.is_mutable:
+                    table[overload] = _translation(symbolic, convert, overload._schema.arguments)
     return table
 
 
@@ -54,9 +55,7 @@ class _OnnxscriptWriter(Writer):
         return getattr(opset18, op_type)(*inputs, **attributes)
 
     def constant(self, tensor: Tensor) -> Any:
-        from onnxscript import opset18
-
-        return opset18.Constant(value=ir.tensor(tensor))  # type: ignore[arg-type]
+        return self("Constant", value=ir.tensor(tensor))
 
     def dtype(self, value: Any) -> torch.dtype | None:
         return None if value.dtype is None else _TORCH_DTYPES.get(value.dtype)
@@ -66,13 +65,6 @@ class _OnnxscriptWriter(Writer):
 
 
 _TORCH_DTYPES = {ir.DataType(number): dtype for dtype, number in TYPES.items()}
-
-
-def _conversions() -> dict[Any, Callable[..., Any]]:
-    """Of functions that the exporter converts to something else than torch, by the rules of both exporters."""
-    write = _OnnxscriptWriter()
-    table = {overload_of(name): functools.partial(convert, write) for name, convert in CONVERSIONS.items()}
-    return table | _of_numbers(write) | {torch.ops.svexport.fake_quantize_fp8.default: fp8.to_onnx}
 
 
 def _of_numbers(write: Writer) -> dict[Any, Callable[..., Any]]:
