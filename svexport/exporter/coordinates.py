@@ -107,7 +107,7 @@ class Followed(Calls):
         Raises:
             UnsupportedError: of tensors that a call is told to write to, whose numbers are followed no further.
         """
-        if "out" in kwargs:
+        if kwargs.get("out") is not None:
             raise UnsupportedError(f"{call.function}(out=) is not followed; {call.source}")
         for place in coordinates_of(func, args, kwargs):
             self.coordinates |= self._of(at((args, kwargs), place))

@@ -59,7 +59,7 @@ def _scale(scope: Scope, node: NodeProto) -> str:
     attributes = attributes_of(node)
     mode = attributes.get("mode", b"nearest").decode()
     if attributes.get("coordinate_transformation_mode", b"").decode() == "align_corners":
-        mode = "bicubic"  # of which sizes alone are compared
+        mode = ""  # places are those of the sizes
     for size, scale in zip(shape, scales.tolist(), strict=True):
         meant = Fraction(scale).limit_denominator(1000)
         close = abs(float(meant) - scale) < 1e-6 * scale

@@ -171,13 +171,15 @@ def refuse_valueless(results: Iterable[Tensor]) -> None:
         )
 
 
-def refuse_unfollowed(error: Exception) -> NoReturn:
-    """Raises an error of a forward that runs, but not while its tensors are followed, as one of svexport's.
+def refuse_unfollowed(error: Exception, own: SvexportError | None) -> NoReturn:
+    """Raises an error of a forward as one of svexport's: ``own`` if it fails as it is, else what followed its tensors.
 
     ``torch.cond`` and the like compile their branches, which no mode sees.
     """
     if isinstance(error, SvexportError):
         raise error
+    if own is not None:  # tracers compute with tensors that have no values, and took it
+        raise own from error
     frames = ((frame.f_code, number) for frame, number in traceback.walk_tb(error.__traceback__))
     lines = [(code.co_filename, number, code.co_name) for code, number in frames if not is_library(code.co_filename)]
     what = (str(error).strip() or "no message").splitlines()[0]

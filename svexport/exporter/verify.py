@@ -41,6 +41,7 @@ from svexport.exporter.values import Unproven, refuse_unfollowed, refuse_valuele
 from svexport.exporter.way import Guards, Way
 from svexport.parity import Parity, parity
 from svexport.progress import phase
+from svexport.tracing.arguments import own_failure
 from svexport.tracing.as_in_files import AsInFiles
 from svexport.tracing.quantizers import ROUNDING, Copies, allow_steps, repeats
 from svexport.tracing.source import shown_line
@@ -364,7 +365,7 @@ class Verification:
                 return run, inputs, self.forward(run, inputs)
             except Exception as error:  # noqa: BLE001 - the user's code may raise anything
                 if run == "given":
-                    refuse_unfollowed(error)
+                    refuse_unfollowed(error, own_failure(self.model, inputs))
                 refusals.setdefault(run, error)
                 self._borders.fails(error)
         if not refusals or refusals.keys() <= KINDS.keys():  # those are not what the model is for

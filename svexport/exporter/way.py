@@ -306,12 +306,12 @@ class Way(TorchFunctionMode):
             other = _drawn(x, self._random)
         elif which >= OTHERS:
             other = torch.full_like(x, self._numbers[which - OTHERS])
-        elif x.is_floating_point():
-            other = (x * -7 - 1, x + 1e3, x - 1e3, x * 0, x * 0 + 1, x * 0 + 1e9, x * 0 - 1e9)[which]
         elif x.is_complex():
             other = x * -7 - 1
         else:
-            other = (x + 1, x - 1, x * 0, x * 0 + 2, x * 0 - 1, x + 1000, x * 0 + 1000000)[which]
+            whole = not x.is_floating_point()
+            near, others = ((x + 1, x - 1), _INTEGERS) if whole else ((x * -7 - 1, x + 1e3, x - 1e3), _FLOATS)
+            other = near[which] if which < len(near) else torch.zeros_like(x) + others[which - len(near)]
         self._kept.append(other)
         return func(other, *args[1:], **kwargs)
 
@@ -438,7 +438,10 @@ def _failed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     raise ForcedError("as of other values")
 
 
-OTHERS = 7
+_FLOATS = (0.0, 1.0, 1e9, -1e9, math.nan, math.inf, -math.inf)
+_INTEGERS = (0, 2, -1, 30, 100, -100, 1000, 1000000)
+
+OTHERS = 3 + len(_FLOATS)
 """So many other values are tried of each number, the nearest first: what it is the size of should not become large."""
 
 

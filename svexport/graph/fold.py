@@ -73,7 +73,7 @@ def fold_constants(model: onnx.ModelProto, standard: onnx.ModelProto | None = No
         folded, computed = [], {}
         gone = set(numbers)
     _replace(graph, gone, {name: value for name, value in (numbers | computed).items() if name in gone})
-    return True
+    return bool(gone)
 
 
 def _of_sizes(node: onnx.NodeProto, types: Mapping[str, Value]) -> np.ndarray | None:

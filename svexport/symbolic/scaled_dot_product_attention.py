@@ -17,6 +17,8 @@ from svexport.symbolic.triu import keep
 
 __all__ = ["repeat_heads"]
 
+_WIDTHS = (TensorProto.BFLOAT16, TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE)
+
 LOWEST: dict[int, float] = {TensorProto.FLOAT16: -65504.0, TensorProto.DOUBLE: float(np.finfo(np.float64).min)}
 
 
@@ -45,12 +47,14 @@ def body(
     elif attn_mask is not None:
         bias = _bias(b, attn_mask, query) if attn_mask.dtype == TensorProto.BOOL else attn_mask
     if bias is not None:
+        if bias.dtype != query.dtype:  # one in float32 may be added to half scores, which are float32 from there on
+            bias, scores = (b.cast(x, max(bias.dtype, query.dtype, key=_WIDTHS.index)) for x in (bias, scores))
         scores = b.op("Add", scores, bias)
-    output = b.op("MatMul", b.op("Softmax", scores, axis=rank - 1), value)
-    if attn_mask is not None:
+    output = b.op("MatMul", b.cast(b.op("Softmax", scores, axis=rank - 1), query.dtype), value)
+    if bias is not None and attn_mask is not None:
         # Where it leaves nothing to attend to, the softmax is NaN. Told from the mask, which may well be constant.
         most = b.reduce("ReduceMax", bias, [bias.rank - 1], keepdims=True)
-        nothing = b.op("Less", most, b.like(LOWEST.get(query.dtype, float(np.finfo(np.float32).min)), query))
+        nothing = b.op("Less", most, b.like(LOWEST.get(bias.dtype, float(np.finfo(np.float32).min)), bias))
         output = b.op("Where", nothing, b.like(0, query), output, dtype=query.dtype)
     return output
 

@@ -35,7 +35,7 @@ class StableOrder(TorchFunctionMode):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         result = func(*args, **kwargs)
-        if name not in _ORDERS or "out" in kwargs:
+        if name not in _ORDERS or kwargs.get("out") is not None:
             return result
         values, indices = _ORDERS[name](*args, **kwargs)
         if torch.equal(indices, result if name == "argsort" else result[1]):

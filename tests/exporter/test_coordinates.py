@@ -253,6 +253,13 @@ class Out(Flow):
         return super().forward(x)
 
 
+class Normalized(Flow):
+    """By a function of torch that hands its ``out=None`` on."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(F.normalize(x, dim=1))
+
+
 class Looks(Given):
     def forward(self, x: Tensor, grid: Tensor) -> Tensor:
         return super().forward(x, grid) * len(torch.arange(3.0).tolist()) / int(torch.tensor([3.0]).sum())
@@ -266,8 +273,9 @@ def test_what_cannot_be_followed_is_half(tmp_path: Path) -> None:
         half, plan = half_model(model.eval(), (args, {}), torch.float16)
         assert plan is None
         assert {p.dtype for p in half.parameters()} == {torch.float16}
-    _, plan = half_model(Looks(), ((x[:, :3], grid), {}), torch.float16)
-    assert plan is not None
+    for model, args in [(Looks(), (x[:, :3], grid)), (Normalized(), (x,))]:
+        _, plan = half_model(model, (args, {}), torch.float16)
+        assert plan is not None
 
 
 def test_keep_says_it_all(tmp_path: Path) -> None:

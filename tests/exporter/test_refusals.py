@@ -105,3 +105,11 @@ def test_of_branches_that_are_compiled(tmp_path: Path) -> None:
     text = refused(lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), tmp_path, 18)
     assert "torch.where" in text
     assert "torch.cond(x.sum()" in text
+
+
+def test_of_half_models_that_fail_in_torch(tmp_path: Path) -> None:
+    """Which no tracer notices: they compute with tensors that have no values."""
+    text = refused(lambda x: x.masked_fill(x > 0, -1e9), tmp_path, 17, dtype=torch.float16)
+    assert "the model itself fails on these arguments: RuntimeError: value cannot be converted to type" in text
+    assert "test_refusals.py:" in text
+    assert "torch.cond" not in text

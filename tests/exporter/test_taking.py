@@ -110,6 +110,27 @@ def test_how_many_are_found(model, opset, tmp_path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+NOT_FINITE: dict[str, Callable[[Tensor], bool]] = {
+    "isfinite": lambda x: not math.isfinite(x.sum().item()),
+    "isinf": lambda x: any(map(math.isinf, x.flatten().tolist())),
+    "isnan": lambda x: bool(np.isnan(x.detach().numpy()).any()),
+    "itself": lambda x: (total := float(x.sum())) != total,
+    "text": lambda x: "inf" in str(x.detach()),
+}
+
+
+@pytest.mark.parametrize("which", NOT_FINITE)
+def test_numbers_that_are_not_finite(which, tmp_path) -> None:
+    """Which no tried input has."""
+
+    class Finite(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.zeros_like(x) if NOT_FINITE[which](x) else x * 2
+
+    with pytest.raises(svexport.ExportError, match=r"takes values of x out of tensors[^$]*test_taking\.py:\d+"):
+        svexport.export(Finite(), torch.rand(3, 4), tmp_path / "m.onnx", opset=11)
+
+
 def boxes(x: Tensor) -> Tensor:
     found = x[x[:, 0] > 0.3]
     count, width = found.shape

@@ -133,3 +133,11 @@ def test_what_only_a_graph_within_a_node_uses() -> None:
 def test_what_a_caller_may_override_is_no_constant() -> None:
     model = parsed("g (float[3] x, float[3] w) => (float[3] y) { a = Neg(w) y = Add(x, a) }", w=np.ones(3, np.float32))
     assert ops(folded(model)) == ["Neg", "Add"]
+
+
+def test_constants_that_cannot_be_computed_stay() -> None:
+    """ONNX Runtime does not add numbers of two types."""
+    model = parsed("g (float[3] x) => (float[3] y) { a = Add(w, v) y = Add(x, a) }", w=np.ones(3, np.float32))
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(3, np.float16), "v"))
+    assert not fold_constants(model)
+    assert ops(model) == ["Add", "Add"]

@@ -90,6 +90,21 @@ def test_lowest_number_as_a_mask(opset: int) -> None:
         assert actual[seen].isfinite().all()
 
 
+@pytest.mark.parametrize("opset", [9, 17, 20])
+@pytest.mark.parametrize("dtypes", [(torch.float16, torch.float32), (torch.float64, torch.float32)], ids=str)
+def test_masks_of_another_type(dtypes: tuple[torch.dtype, torch.dtype], opset: int) -> None:
+    """As ``nn.Transformer.generate_square_subsequent_mask`` makes them, in float32: numbers that half does not have."""
+    of_query, of_mask = dtypes
+    args, _ = problem("allowed")
+    q, k, v, allowed, *rest = single(args, of_query)
+    for number in (-torch.inf, -7e4, 0.3):
+        mask = torch.zeros(allowed.shape, dtype=of_mask).masked_fill(~allowed, number)
+        (actual,) = run_op(OP, (q, k, v, mask, *rest), opset)
+        expected = OP(q.double(), k.double(), v.double(), mask.double(), *rest)
+        assert actual.dtype == of_query
+        torch.testing.assert_close(actual.double(), expected, rtol=1e-2, atol=1e-2)
+
+
 def test_masks_that_are_constant_cost_nothing_at_run_time() -> None:
     """Without a mask there are two products, a softmax and the scaling; causal adds one addition of a constant."""
     for case, kinds in (

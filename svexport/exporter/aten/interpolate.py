@@ -111,14 +111,14 @@ def is_resized_alike(scale: Any, mode: str, sizes: npt.NDArray[Any] = _SIZES) ->
     """Whether Resize by a factor makes as many pixels as torch of every size, at the same places.
 
     Args:
-        mode: as ONNX or torch has it; of a bicubic one only the numbers of pixels are compared.
+        mode: as ONNX or torch has it; of an empty one only the numbers of pixels are compared.
     """
     new, larger = np.trunc(sizes * float(scale)), sizes > 1
     if not np.array_equal(_resized(sizes, scale), new):
         return False
-    if mode in ("bicubic", "cubic"):
+    if not mode:
         return True
-    copied = new == sizes
+    copied = new == sizes  # by ONNX Runtime as soon as all dimensions are, by torch unless bicubic
     if mode != "nearest":
         return not (copied & larger).any()
     pixel = sizes.astype(np.float32)

@@ -98,6 +98,20 @@ def test_pixels_that_stay_as_many(channels: int, tmp_path) -> None:
         torch.testing.assert_close(engine(given), function(given), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("opset", [11, 18])
+def test_bicubic_pixels_that_stay_as_many(opset: int, tmp_path) -> None:
+    """torch moves them by the factor; ONNX Runtime copies an image of which both sizes stay."""
+
+    def function(x):
+        return F.interpolate(x, scale_factor=1.1, mode="bicubic")
+
+    exported(function, torch.randn(1, 2, 48, 64), tmp_path, opset, True, dynamic_shapes=AXES)
+    made_as_by_torch(tmp_path, function, [(5, 5), (9, 9), (2, 7), (9, 10), (1, 1), (48, 64)], 1e-4)
+    x = torch.randn(1, 2, 6, 8)
+    exported(function, x, tmp_path, opset, True)
+    made_as_by_torch(tmp_path, function, [(6, 8)], 1e-4)
+
+
 @pytest.mark.parametrize(
     ("shape", "mode"), [((2, 3, 90), "linear"), ((2, 3, 90), "nearest"), ((1, 2, 5, 9, 4), "trilinear")]
 )
