@@ -441,7 +441,10 @@ class Kinds:
             methods = UNMISTAKABLE
             if in_forward:
                 methods |= METHODS | {"size", "dim", "unbind", "chunk", "topk"} if certain else _SHAPING
-            return isinstance(call, ast.Call) and call.func is parent and parent.attr in methods - {"type", "take"}
+            called = isinstance(call, ast.Call) and call.func is parent
+            if called and in_forward and parent.attr == "split":  # which strings have, without axes
+                return any(k.arg == "dim" for k in call.keywords)  # type: ignore[attr-defined]
+            return called and parent.attr in methods - {"type", "take"}
         if isinstance(parent, ast.Subscript) and parent.value is use:
             return in_forward and _is_of_axes(parent.slice)
         if not in_forward or not isinstance(parent, ast.Call) or parent.args[:1] != [use]:

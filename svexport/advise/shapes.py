@@ -19,10 +19,19 @@ _DEPTH = 12  # of expressions, and of names that stand for them
 _UNKNOWN = Shape()
 
 
+class _OpenError(Exception):
+    """A value that is made of nothing but what is being found."""
+
+
 def shape(scope: Scope, node: ast.AST, depth: int = 0) -> Shape:
     """The shape of a tensor: axes that ``unsqueeze``, ``None``, ``view`` or its sizes say are 1, and its rank."""
     if depth > _DEPTH:
         return _UNKNOWN
+    if depth == 0:
+        try:
+            return shape(scope, node, 1)
+        except _OpenError:
+            return _UNKNOWN
     depth += 1
     if isinstance(node, ast.Name):
         return _of_name(scope, node, depth)
@@ -44,16 +53,23 @@ def shape(scope: Scope, node: ast.AST, depth: int = 0) -> Shape:
 def _of_name(scope: Scope, node: ast.Name, depth: int) -> Shape:
     found, open_ = [], []
     for binding in scope.flow.definitions.get(node, frozenset()):
-        known = _settled(scope, binding, depth)
+        try:
+            known = _settled(scope, binding, depth)
+        except _OpenError:
+            known = None
         if known is None:  # ``x = x + y`` in a loop keeps the rank: taken for granted, then dropped if that fails
             open_.append(binding)
         else:
             found.append(known)
+    if not found:
+        if open_:
+            raise _OpenError
+        return _UNKNOWN
     ranks = {one.rank for one in found}
     rank = ranks.pop() if len(ranks) == 1 else None
     for binding in open_:
         scope.assumed.setdefault(binding, set()).add(rank)
-    return Shape(frozenset.intersection(*(one.ones for one in found)), rank) if found else _UNKNOWN
+    return Shape(frozenset.intersection(*(one.ones for one in found)), rank)
 
 
 def _settled(scope: Scope, binding: Binding, depth: int) -> Shape | None:
@@ -61,7 +77,11 @@ def _settled(scope: Scope, binding: Binding, depth: int) -> Shape | None:
     if binding not in scope.shapes:
         before = len(scope.shapes)
         scope.shapes[binding] = None
-        known = _of_binding(scope, binding, depth)
+        try:
+            known = _of_binding(scope, binding, depth)
+        except _OpenError:
+            del scope.shapes[binding]
+            raise
         if scope.assumed.pop(binding, set()) - {known.rank}:
             known = _UNKNOWN
             for other in list(scope.shapes)[before + 1 :]:
@@ -76,10 +96,21 @@ def _of_binding(scope: Scope, binding: Binding, depth: int) -> Shape:
     plain = not binding.item and not isinstance(binding.statement, ast.AugAssign)
     if plain and binding.value is not None:
         known = shape(scope, binding.value, depth)
+    elif isinstance(binding.value, ast.Call) and binding.index is not None:
+        known = _of_part(scope, binding.value, depth)
     if known.rank is None:
         told = _told_rank(scope, binding, depth)
         known = Shape.of(known.ones, told) if told is not None else known
     return known
+
+
+def _of_part(scope: Scope, node: ast.Call, depth: int) -> Shape:
+    """Of one of what ``x.chunk(3, 1)`` makes."""
+    call = scope.call(node)
+    if call is None or call.name not in ("chunk", "split", "tensor_split", "unbind"):
+        return _UNKNOWN
+    rank = shape(scope, call.input, depth).rank
+    return Shape(rank=rank - (call.name == "unbind") if rank is not None else None)
 
 
 def _told_rank(scope: Scope, binding: Binding, depth: int) -> int | None:

@@ -16,6 +16,8 @@ from svexport.advise.torch_names import ACTIVATIONS, ARITHMETIC, CREATORS, LIKE_
 
 __all__ = ["RULE"]
 
+# Methods that give what was made another form: no view of anything that has a name.
+_SHAPED = ("to", "type_as", "cuda", "float", "contiguous", "view", "reshape", "permute", "transpose", "unflatten")
 # Functions whose results share no memory with what they take.
 _COMPUTED = (
     ACTIVATIONS | ARITHMETIC | {"cat", "concat", "stack", "repeat", "softmax", "matmul", "bmm", "einsum", "linear"}
@@ -184,7 +186,7 @@ def _made(scope: Scope, value: ast.expr | None) -> str | None:
     if isinstance(value, ast.BinOp):
         return "result" if scope.is_tensor(value) else None
     call = scope.call(value) if value is not None else None
-    while call is not None and call.is_method and call.name in ("to", "type_as", "cuda", "float", "contiguous"):
+    while call is not None and call.is_method and call.name in _SHAPED:
         value, call = call.input, scope.call(call.input)
     if call is not None and call.name in (NEW_CREATORS if call.is_method else (CREATORS | LIKE_CREATORS) - {"full"}):
         return "new"
@@ -196,6 +198,8 @@ def _made(scope: Scope, value: ast.expr | None) -> str | None:
         binding = scope.binding_of(value) if value is not None else None
         if binding is None or not isinstance(value, ast.Call) or scope.kind_of_any([binding]) is not Kind.TENSOR:
             return None
+    if scope.layers(value.func):
+        return "result"
     owner = scope.function.owner
     name = scope.file.qualified(value.func.value if isinstance(value.func, ast.Subscript) else value.func) or ""
     own = name.startswith("self.") and owner is not None and name.removeprefix("self.") not in owner.methods
