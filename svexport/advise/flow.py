@@ -163,17 +163,17 @@ class Flow:
             return now
         if isinstance(node, (ast.For, ast.AsyncFor)):
             self._read(node.iter, now)
-            self._give_all_inside(node, now)
+            self._give_all_inside(node, now, itself=True)
             inside = dict(now)
             self._give(node, inside)
             self._read(node.target, inside)
             self._block(node.body, inside)
-            return self._block(node.orelse, now)
+            return _joined(now, self._block(node.orelse, now))  # a break leaves it out
         if isinstance(node, ast.While):
             self._give_all_inside(node, now)
             self._read(node.test, now)
             self._block(node.body, now)
-            return self._block(node.orelse, now)
+            return _joined(now, self._block(node.orelse, now))  # a break leaves it out
         if isinstance(node, ast.If):
             self._read(node.test, now)
             return _joined(self._block(node.body, now), self._block(node.orelse, now))

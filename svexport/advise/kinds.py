@@ -158,15 +158,6 @@ class Kinds:
             return None
         return Call(node, name, first, tuple(node.args[1:]), False)
 
-    @cached_property
-    def uses(self) -> dict[str, list[ast.Name]]:
-        """Where names are read, nested functions included."""
-        found: dict[str, list[ast.Name]] = {}
-        for node in self.function.every(ast.Name):
-            if isinstance(node.ctx, ast.Load):
-                found.setdefault(node.id, []).append(node)
-        return found
-
     def value_of(self, node: ast.expr) -> ast.expr:
         """What a name stands for where it is one value; any other expression itself."""
         for _ in range(_DEPTH):

@@ -64,7 +64,8 @@ def _is_bounded(scope: Scope, x: ast.Name) -> bool:
         names |= {n.id for n in ast.walk(binding.value or x) if isinstance(n, ast.Name)}
         if any(word in name for name in names for word in _BOUNDING):
             return True
-    for use in scope.uses.get(x.id, []):  # x.clamp_(...)
+    uses = [use for binding in scope.flow.definitions.get(x, ()) for use in binding.uses]
+    for use in uses:  # x.clamp_(...)
         attribute = scope.parent(use)
         if isinstance(attribute, ast.Attribute) and attribute.attr == "clamp_":
             return True
