@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from svexport.advise.functions import File, Function, Reach
+from svexport.advise.kinds import Peers
 from svexport.advise.report import AdviseReport, Finding
 from svexport.advise.rule import Found, Rule, Scope
 from svexport.advise.rules import RULES
@@ -190,9 +191,9 @@ def _analyse(source: Source, rules: list[Rule]) -> _Analysis:
     analysis = _Analysis(source)
     try:
         file = File(source)
-        scopes: dict[Function, Scope] = {}
-        for function in file.functions:  # outer ones come first
-            scopes[function] = Scope(function, scopes.get(function.parent) if function.parent else None)
+        scopes = _scopes(file)
+        while _reach_given(scopes):
+            scopes = _scopes(file)  # which see what that tells
         for function, scope in scopes.items():
             if function.reach is Reach.OTHER:
                 continue
@@ -206,6 +207,32 @@ def _analyse(source: Source, rules: list[Rule]) -> _Analysis:
         raise UnreadableError("is nested too deeply") from error
     analysis.found.sort(key=lambda item: (source.span(item[1].node)[0], item[0].code))
     return analysis
+
+
+def _scopes(file: File) -> dict[Function, Scope]:
+    scopes: dict[Function, Scope] = {}
+    peers = Peers()
+    for function in file.functions:  # outer ones come first
+        scopes[function] = Scope(function, scopes.get(function.parent) if function.parent else None)
+        scopes[function].peers = peers
+    peers.update(scopes)
+    return scopes
+
+
+def _reach_given(scopes: dict[Function, Scope]) -> bool:
+    """Reaches helpers of the file that are given tensors by what is reached; whether there are more than before."""
+    before = [function.reach for function in scopes]
+    for function, scope in scopes.items():  # outer ones come first
+        if function.parent is not None:
+            function.reach = max(function.reach, function.parent.reach)
+        for call in function.all(ast.Call) if function.reach is not Reach.OTHER else []:
+            helper = scope.target(call)
+            if helper is None or helper.owner is not None or not helper.may_be_reached:
+                continue
+            given = helper.reach is Reach.TENSORS or any(map(scope.is_tensor, call.args))
+            if given and not function.guarded(call):
+                helper.reach = max(helper.reach, function.reach)
+    return before != [function.reach for function in scopes]
 
 
 def _counts(rule: Rule, found: Found, scope: Scope) -> bool:

@@ -10,18 +10,22 @@ from typing import TypeVar
 
 from svexport.advise.source import Source
 from svexport.advise.torch_names import (
+    ACTIVATIONS,
     DATA_CLASSES,
     LABELS,
     METHODS,
     MODULE_BASES,
+    RANKS,
+    SAME_RANK,
     TRACING,
     TRAINING_CLASSES,
     UNMISTAKABLE,
 )
 
-__all__ = ["Class", "File", "Function", "Reach", "is_tensor_annotation"]
+__all__ = ["Class", "File", "Function", "Reach", "is_tensor_annotation", "tensors_of_annotation"]
 
 Node = TypeVar("Node", bound=ast.AST)
+_DEPTH = 20  # of names of layers that stand for others
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -55,7 +59,6 @@ class File:
             cls.settle()
         for function in self.functions:  # outer ones come first
             function.settle()
-        self._reach_helpers()
 
     def _visit(self, tree: ast.Module) -> None:
         pending: list[tuple[ast.AST, Class | None, Function | None]] = [(tree, None, None)]
@@ -79,30 +82,20 @@ class File:
             for nodes in function.nodes.values():  # a stack turns their order round
                 nodes.sort(key=_place)
 
-    def _reach_helpers(self) -> None:
-        """What a forward calls is part of it: functions of this file."""
-        inside: dict[Function, list[Function]] = {}
-        for function in self.functions:
-            outer = function.parent
-            while outer is not None:
-                inside.setdefault(outer, []).append(function)
-                outer = outer.parent
-        pending = [f for f in self.functions if f.reach is Reach.FORWARD]
-        while pending:
-            caller = pending.pop()
-            for node in caller.all(ast.Call):
-                helper = self.helpers.get(node.func.id) if isinstance(node.func, ast.Name) else None
-                if helper is None or helper.reach is not Reach.TENSORS or caller.guarded(node):
-                    continue
-                inner = [helper, *inside.get(helper, [])]
-                for function in inner:
-                    function.reach = Reach.FORWARD
-                pending += inner
-
     @cached_property
     def helpers(self) -> dict[str, Function]:
         """Functions of the file itself by name."""
         return {f.name: f for f in self.functions if f.owner is None and f.parent is None}
+
+    @cached_property
+    def constants(self) -> dict[str, ast.expr]:
+        """What names of the file itself are, where they are assigned once: ``MEAN = [0.485, 0.456, 0.406]``."""
+        found: dict[str, list[ast.expr]] = {}
+        for node in self.source.tree.body:
+            for target in node.targets if isinstance(node, ast.Assign) else []:
+                if isinstance(target, ast.Name):
+                    found.setdefault(target.id, []).append(node.value)  # type: ignore[attr-defined]
+        return {name: values[0] for name, values in found.items() if len(values) == 1}
 
     def _import(self, node: ast.Import | ast.ImportFrom) -> None:
         for alias in node.names:
@@ -174,40 +167,129 @@ class Class:
         return any(word in name for name in names for word in DATA_CLASSES)
 
     @cached_property
-    def attributes(self) -> dict[str, ast.expr]:
-        """What ``self.name`` is, where ``__init__`` assigns it once: ``{"conv": <nn.Conv2d(...)>}``."""
+    def _assigned(self) -> dict[str, list[ast.expr]]:
+        """All that ``__init__`` assigns to ``self.name``."""
         found: dict[str, list[ast.expr]] = {}
         init = self.methods.get("__init__")
         for node in init.all(ast.Assign) if init else ():
             for target in node.targets:
-                if (
-                    isinstance(target, ast.Attribute)
-                    and isinstance(target.value, ast.Name)
-                    and target.value.id == "self"
-                ):
-                    found.setdefault(target.attr, []).append(node.value)
-        return {name: values[0] for name, values in found.items() if len(values) == 1}
+                pairs = isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)
+                parts = target.elts if isinstance(target, ast.Tuple) else [target]
+                values = node.value.elts if pairs else [node.value] * len(parts)  # type: ignore[attr-defined]
+                for part, value in zip(parts, values, strict=False):
+                    if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name) and part.value.id == "self":
+                        found.setdefault(part.attr, []).append(value)
+        return found
 
     @cached_property
-    def buffers(self) -> set[str]:
-        """Names of its buffers and parameters."""
-        found = {n for n, v in self.attributes.items() if (self._called(v) or "").rpartition(".")[2] == "Parameter"}
+    def attributes(self) -> dict[str, ast.expr]:
+        """What ``self.name`` is, where ``__init__`` assigns it once: ``{"conv": <nn.Conv2d(...)>}``."""
+        return {name: values[0] for name, values in self._assigned.items() if len(values) == 1}
+
+    def default(self, attribute: str) -> ast.expr | None:
+        """What ``self.attribute`` is, or has by default where an argument of ``__init__`` gives it."""
+        value = self.attributes.get(attribute)
+        init = self.methods.get("__init__")
+        if init is None or not isinstance(value, ast.Name):
+            return value
+        a = init.node.args
+        given = [*a.posonlyargs, *a.args]
+        defaults = dict(zip([p.arg for p in reversed(given)], reversed(a.defaults), strict=False))
+        defaults |= {p.arg: d for p, d in zip(a.kwonlyargs, a.kw_defaults, strict=True) if d is not None}
+        return defaults.get(value.id)
+
+    @cached_property
+    def layers(self) -> dict[str, list[str]]:
+        """Dotted classes that ``self.name`` may be one of, where all are known: ``{"self.conv": ["torch.nn.Conv2d"]}``.
+
+        That of ``nn.Sequential`` is one that makes the same kind of tensor.
+        """
+        return {f"self.{name}": found for name, v in self._assigned.items() if (found := self._of_all(v))}
+
+    @cached_property
+    def items(self) -> dict[str, list[str]]:
+        """The same of what ``self.name`` is a list of."""
+        found: dict[str, list[str]] = {}
+        for name, values in self._assigned.items():
+            parts = [part for value in values for part in self._parts(value)]
+            found[f"self.{name}"] = [] if None in parts else self._of_all([p for p in parts if p is not None])
+        init = self.methods.get("__init__")
+        for call in init.all(ast.Call) if init else ():
+            filled, _, last = (self.file.qualified(call.func) or "").rpartition(".")
+            if last == "append" and len(call.args) == 1 and filled in found:
+                found[filled] += self._of(call.args[0]) or [""]
+        return found
+
+    def _of_all(self, values: list[ast.expr]) -> list[str]:
+        found = [self._of(value) for value in values]
+        return sorted({name for names in found for name in names}) if all(found) else []
+
+    def _of(self, value: ast.expr, depth: int = 0) -> list[str]:
+        """Classes that an expression of ``__init__`` makes one of; none if that is not known."""
+        if depth > _DEPTH:
+            return []
+        if isinstance(value, ast.IfExp):
+            both = [self._of(value.body, depth + 1), self._of(value.orelse, depth + 1)]
+            return both[0] + both[1] if all(both) else []
+        if isinstance(value, ast.Name):
+            init = self.methods.get("__init__")
+            given = [
+                node.value
+                for node in (init.all(ast.Assign) if init else ())
+                if any(isinstance(t, ast.Name) and t.id == value.id for t in node.targets)
+            ]
+            return self._of(given[0], depth + 1) if len(given) == 1 else []
+        name = self._called(value)
+        if name is None:
+            return []
+        arguments = value.args  # type: ignore[attr-defined]
+        if name.rpartition(".")[2] == "deepcopy" and arguments:
+            return self._of(arguments[0], depth + 1)
+        return self._of_sequence(arguments, depth + 1) if name == "torch.nn.Sequential" else [name]
+
+    def _of_sequence(self, arguments: list[ast.expr], depth: int) -> list[str]:
+        """One class that makes what layers behind each other make: the last that says how many axes there are."""
+        whole = ["torch.nn.Sequential"]
+        for argument in reversed(arguments):
+            names = {*self._of(argument, depth)}
+            if not names <= SAME_RANK or not names:
+                known = names <= {*RANKS} or (len(names) == 1 and names <= {*self.file.classes})
+                return sorted(names) if known and names else whole
+        return ["torch.nn.Linear"] if arguments else whole  # which keeps all axes but the last
+
+    def _parts(self, value: ast.expr) -> list[ast.expr | None]:
+        """What a list of layers is made of, None for what is not known."""
+        if isinstance(value, (ast.List, ast.Tuple)):
+            return list(value.elts)
+        if isinstance(value, (ast.ListComp, ast.GeneratorExp)):
+            return [value.elt]
+        name = (self._called(value) or "").rpartition(".")[2]
+        first = value.args[0] if isinstance(value, ast.Call) and value.args else None
+        if name == "ModuleList":
+            return self._parts(first) if first is not None else []
+        if name in ("_get_clones", "get_clones", "clones", "_clones"):
+            return [first]
+        return [None]
+
+    @cached_property
+    def buffers(self) -> dict[str, ast.expr | None]:
+        """Its buffers and parameters by name, with what they are made of, if that is one thing."""
+        found: dict[str, ast.expr | None] = {}
+        for name, values in self._assigned.items():
+            if all((self._called(v) or "").rpartition(".")[2] == "Parameter" for v in values):
+                found[name] = values[0].args[0] if len(values) == 1 and values[0].args else None  # type: ignore[attr-defined]
         for method in self.methods.values():
             for call in method.all(ast.Call):
-                name = self.file.qualified(call.func)
-                if name in ("self.register_buffer", "self.register_parameter") and call.args:
+                called = self.file.qualified(call.func)
+                if called in ("self.register_buffer", "self.register_parameter") and call.args:
                     first = call.args[0]
                     if isinstance(first, ast.Constant) and isinstance(first.value, str):
-                        found.add(first.value)
+                        once = len(call.args) > 1 and first.value not in found
+                        found[first.value] = call.args[1] if once else None
         return found
 
     def _called(self, node: ast.expr) -> str | None:
         return self.file.qualified(node.func) if isinstance(node, ast.Call) else None
-
-    def module(self, attribute: str) -> str | None:
-        """The dotted class of the submodule ``self.attribute``."""
-        value = self.attributes.get(attribute)
-        return self._called(value) if value is not None else None
 
     def settle(self) -> None:
         """Finds which methods a forward reaches."""
@@ -273,11 +355,16 @@ class Function:
         a = self.node.args
         return [*a.posonlyargs, *a.args, *a.kwonlyargs]
 
+    @cached_property
+    def may_be_reached(self) -> bool:
+        """Whether its name, decorators or class do not say that it is set-up, training or data."""
+        return not (self._is_set_up() or self._is_left_out() or (self.owner is not None and self.owner.is_data))
+
     def settle(self) -> None:
         """Decides on ``reach``."""
         if self.parent is not None:
             self.reach = self.parent.reach
-        elif self._is_set_up() or self._is_left_out() or (self.owner is not None and self.owner.is_data):
+        elif not self.may_be_reached:
             return
         elif self.owner is not None and self.name in self.owner.reached:
             self.reach = Reach.FORWARD
@@ -315,7 +402,7 @@ class Function:
             and isinstance(node.value, ast.Name)
             and node.value.id in given
             for node in self.all(ast.Attribute)
-        ) or any(self._is_computed_from(n, given) for n in self.all(ast.Call))
+        ) or any(self._is_computed_from(n, given) or self._is_method_of(n, given) for n in self.all(ast.Call))
 
     def _is_viewed(self, node: ast.Attribute) -> bool:
         """``x.size(1)``, ``x.view(a, b)``: numpy's size is no function, and its view takes a type."""
@@ -323,6 +410,14 @@ class Function:
         if not isinstance(call, ast.Call) or call.func is not node:
             return False
         return (node.attr == "size" and len(call.args) < 2) or (node.attr == "view" and len(call.args) > 1)
+
+    def _is_method_of(self, call: ast.Call, given: set[str]) -> bool:
+        """``(p / (1 - p)).log()``: neither numbers nor arrays of numpy have that."""
+        attribute = call.func
+        if not isinstance(attribute, ast.Attribute) or call.args or call.keywords or attribute.attr not in ACTIVATIONS:
+            return False
+        of = attribute.value
+        return isinstance(of, ast.BinOp) and any(isinstance(n, ast.Name) and n.id in given for n in ast.walk(of))
 
     def _is_computed_from(self, call: ast.Call, given: set[str]) -> bool:
         """Whether a torch function computes something of what the function is given."""
@@ -437,6 +532,18 @@ def is_tensor_annotation(node: ast.AST | None, file: File) -> bool:
 
 
 _TENSOR_TYPES = {"Tensor", *(f"{kind}Tensor" for kind in ("Float", "Long", "Bool", "Int", "Half", "Double", "Byte"))}
+
+
+def tensors_of_annotation(node: ast.AST, file: File) -> bool:
+    """Whether an annotation says several tensors: ``list[Tensor]``, ``Tuple[Tensor, Tensor]``, ``Sequence[Tensor]``."""
+    if not isinstance(node, ast.Subscript):
+        return False
+    name = (file.qualified(node.value) or "").rpartition(".")[2]
+    parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    parts = [part for part in parts if not (isinstance(part, ast.Constant) and part.value is Ellipsis)]
+    if name not in ("list", "List", "tuple", "Tuple", "Sequence", "Iterable"):
+        return False
+    return bool(parts) and all(is_tensor_annotation(part, file) for part in parts)
 
 
 def _is_none(node: ast.AST) -> bool:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import enum
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cached_property
 
-from svexport.advise.functions import File, Function, Reach, is_tensor_annotation
+from svexport.advise.flow import Binding, Flow
+from svexport.advise.functions import File, Function, Reach, is_tensor_annotation, tensors_of_annotation
 from svexport.advise.torch_names import (
     ELEMENTWISE_LAYERS,
     FUNCTIONS,
@@ -18,10 +20,11 @@ from svexport.advise.torch_names import (
     UNMISTAKABLE,
 )
 
-__all__ = ["Call", "Kind", "Kinds"]
+__all__ = ["Call", "Kind", "Kinds", "Peers", "argument", "integer"]
 
 _PREFIXES = ("torch.nn.functional.", "torch.", "nn.functional.")
 _DEPTH = 60  # of expressions and names defined by names
+_SHAPING = UNMISTAKABLE | {"view", "reshape", "flatten", "transpose", "squeeze"}
 _STEPS = 20_000  # per function: no text makes this take long
 
 
@@ -71,14 +74,19 @@ class Call:
         return tuple(v for v in values if v is not None) if items and None not in values else None
 
 
-@dataclass
-class Binding:
-    """How a name gets a value: ``value`` itself, its ``index``-th item or, without an index, each; or none known."""
+class Peers(dict[Function, "Kinds"]):
+    """The functions of a file."""
 
-    value: ast.expr | None
-    item: bool = False
-    index: int | None = None
-    statement: ast.AST | None = field(default=None, repr=False)
+    @cached_property
+    def sites(self) -> dict[Function, list[tuple[Kinds, ast.Call]]]:
+        """Where functions of the file call each."""
+        found: dict[Function, list[tuple[Kinds, ast.Call]]] = {}
+        for peer in self.values():
+            for call in peer.function.all(ast.Call):
+                target = peer.target(call)
+                if target is not None:
+                    found.setdefault(target, []).append((peer, call))
+        return found
 
 
 class Kinds:
@@ -87,10 +95,28 @@ class Kinds:
     def __init__(self, function: Function, around: Kinds | None = None) -> None:
         self.function = function
         self.file: File = function.file
+        self.peers = Peers()
         self._around = around
-        self._known: dict[ast.AST, Kind | None] = {}
-        self._names: dict[str, Kind | None] = {}
+        self._known: dict[ast.AST | Binding, Kind | None] = {}
+        self._open: set[Binding] = set()
+        self._assumed: list[tuple[Binding, Kind | None]] = []
+        self._returned: dict[int | None, Kind | None] = {}
         self._steps = self._depth = 0
+
+    @cached_property
+    def flow(self) -> Flow:
+        """Which values reach its names."""
+        return Flow(self.function)
+
+    @property
+    def bindings(self) -> dict[str, list[Binding]]:
+        """Everything that gives the function's own names values."""
+        return self.flow.bindings
+
+    def definition(self, node: ast.AST) -> Binding | None:
+        """The one binding whose value a name has there, None if there may be several."""
+        reached = self.flow.definitions.get(node, frozenset()) if isinstance(node, ast.Name) else frozenset()
+        return next(iter(reached)) if len(reached) == 1 else None
 
     def is_tensor(self, node: ast.AST) -> bool:
         """Whether an expression is known to be a tensor."""
@@ -121,7 +147,8 @@ class Kinds:
         """The function that a layer of ``self`` computes elementwise."""
         if name is None or not name.startswith("self.") or self.function.owner is None:
             return None
-        return ELEMENTWISE_LAYERS.get(self.function.owner.module(name.removeprefix("self.")) or "")
+        layers = self.function.owner.layers.get(name, [])
+        return ELEMENTWISE_LAYERS.get(layers[0]) if len(layers) == 1 else None
 
     def _function_call(self, node: ast.Call, name: str) -> Call | None:
         first = (
@@ -131,144 +158,54 @@ class Kinds:
             return None
         return Call(node, name, first, tuple(node.args[1:]), False)
 
-    @cached_property
-    def bindings(self) -> dict[str, list[Binding]]:
-        """Everything that gives the function's own names values."""
-        found: dict[str, list[Binding]] = {}
-
-        def bind(target: ast.expr, binding: Binding) -> None:
-            if isinstance(target, ast.Name):
-                found.setdefault(target.id, []).append(binding)
-            elif isinstance(target, ast.Starred):
-                bind(target.value, Binding(None, statement=binding.statement))
-            elif isinstance(target, (ast.Tuple, ast.List)):
-                pairs = isinstance(binding.value, (ast.Tuple, ast.List)) and not binding.item
-                values = binding.value.elts if pairs else []  # type: ignore[union-attr]
-                for i, part in enumerate(target.elts):
-                    if pairs and len(values) == len(target.elts):
-                        bind(part, Binding(values[i], statement=binding.statement))
-                    elif binding.item:
-                        bind(part, Binding(None, statement=binding.statement))
-                    else:
-                        bind(part, Binding(binding.value, True, i, binding.statement))
-
-        f = self.function
-        for node in f.all(ast.Assign):
-            for target in node.targets:
-                bind(target, Binding(node.value, statement=node))
-        for annotated in f.all(ast.AnnAssign):
-            if annotated.value is not None:
-                bind(annotated.target, Binding(annotated.value, statement=annotated))
-        for augmented in f.all(ast.AugAssign):
-            bind(augmented.target, Binding(augmented.target, statement=augmented))
-        for walrus in f.all(ast.NamedExpr):
-            bind(walrus.target, Binding(walrus.value, statement=walrus))
-        loops: list[ast.For | ast.AsyncFor | ast.comprehension]
-        loops = [*f.all(ast.For), *f.all(ast.AsyncFor), *f.all(ast.comprehension)]
-        for loop in loops:
-            targets = loop.target.elts if isinstance(loop.target, (ast.Tuple, ast.List)) else []
-            function = self.file.qualified(loop.iter.func) if isinstance(loop.iter, ast.Call) else None
-            given = loop.iter.args if isinstance(loop.iter, ast.Call) else []
-            if function == "enumerate" and len(targets) == 2 and given:
-                bind(targets[0], Binding(None, statement=loop))
-                bind(targets[1], Binding(given[0], True, None, loop))
-            elif function == "zip" and len(targets) == len(given):
-                for part, value in zip(targets, given, strict=True):
-                    bind(part, Binding(value, True, None, loop))
-            else:
-                bind(loop.target, Binding(loop.iter, True, None, loop))
-        for item in f.all(ast.withitem):
-            if item.optional_vars is not None:
-                bind(item.optional_vars, Binding(None))
-        names = [n.name for n in f.all(ast.FunctionDef)] + [n.name for n in f.all(ast.ClassDef)]
-        names += [n.name for n in f.all(ast.ExceptHandler) if n.name]
-        names += [n.name for n in f.all(ast.MatchAs) if n.name] + [n.name for n in f.all(ast.MatchStar) if n.name]
-        names += [name for n in f.all(ast.Global) for name in n.names]
-        names += [name for n in f.all(ast.Nonlocal) for name in n.names]
-        for name in names:
-            found.setdefault(name, []).append(Binding(None))
-        for lambda_ in f.all(ast.Lambda):
-            for argument in lambda_.args.args:
-                found.setdefault(argument.arg, []).append(Binding(None))
-        return found
-
-    @cached_property
-    def uses(self) -> dict[str, list[ast.Name]]:
-        """Where names are read, nested functions included."""
-        found: dict[str, list[ast.Name]] = {}
-        for node in self.function.every(ast.Name):
-            if isinstance(node.ctx, ast.Load):
-                found.setdefault(node.id, []).append(node)
-        return found
-
     def value_of(self, node: ast.expr) -> ast.expr:
-        """What a name that is bound once stands for; any other expression itself."""
+        """What a name stands for where it is one value; any other expression itself."""
         for _ in range(_DEPTH):
-            if not isinstance(node, ast.Name) or self._is_parameter(node.id):
+            binding = self.definition(node)
+            if binding is None or binding.item or binding.value is None or isinstance(binding.statement, ast.AugAssign):
                 return node
-            bindings = self.bindings.get(node.id, [])
-            if len(bindings) != 1 or bindings[0].item or bindings[0].value is None:
-                return node
-            node = bindings[0].value
+            node = binding.value
         return node
 
-    def only_value(self, node: ast.AST) -> str | None:
-        """The name that ``node``, the whole right side of an assignment, is given to, if nothing else ever is."""
+    def is_of_file(self, name: ast.Name) -> bool:
+        """Whether no function around gives a name its value."""
+        around: Kinds | None = self
+        while around is not None:
+            if name.id in around.flow.bindings or name.id in around.flow.parameters:
+                return False
+            around = around._around
+        return True
+
+    def binding_of(self, node: ast.AST) -> Binding | None:
+        """What gives ``node``, the whole right side of an assignment, to one name."""
         parent = self.file.parents[node]
-        if isinstance(parent, ast.Assign) and len(parent.targets) == 1 and isinstance(parent.targets[0], ast.Name):
-            name = parent.targets[0].id
-            if len(self.bindings.get(name, [])) == 1 and not self._is_parameter(name):
-                return name
+        if isinstance(parent, (ast.Assign, ast.AnnAssign)) and parent.value is node:
+            bound = self.flow.bound_by(parent)
+            target = parent.targets[0] if isinstance(parent, ast.Assign) else parent.target
+            return bound[0] if len(bound) == 1 and isinstance(target, ast.Name) else None
         return None
 
     def reads(self, node: ast.expr) -> list[ast.expr]:
-        """Where what ``node`` computes is read: itself, or each use of the one name that it is given to.
+        """Where what ``node`` computes is read: itself, or each use of the name that it is given to.
 
-        A name that has other values besides counts where the next statement is the last to read this one.
+        A use that may have another value as well leaves it at ``node`` itself.
         """
-        name = self.only_value(node)
-        if name is not None:
-            return list(self.uses.get(name, []))
-        following = self._beside(node, 1)
-        name = self._target(self.function.statement(node))
-        if following is None or name is None or self.file.parents[node] is not self.function.statement(node):
+        binding = self.binding_of(node)
+        if binding is None or not all(self.is_only(use, binding) for use in binding.uses):
             return [node]
-        return self._reads_last(following, name) or [node]
+        return list(binding.uses)
 
-    def value_just_before(self, name: ast.Name) -> ast.expr:
-        """What the statement before gave a name that is read this once and then has another value; else itself."""
-        before = self._beside(name, -1)
-        if before is None or self._target(before) != name.id or not isinstance(before, ast.Assign):
-            return name
-        return before.value if self._reads_last(self.function.statement(name), name.id) == [name] else name
-
-    def _reads_last(self, statement: ast.AST, name: str) -> list[ast.expr]:
-        """Where a statement reads a name whose value is lost after it; nowhere if it is not."""
-        if not isinstance(statement, ast.Return) and self._target(statement) != name:
-            return []
-        if any(isinstance(parent, ast.Try) for _, parent in self.function.above(statement)):
-            return []  # what is run at the end may read it
-        return [
-            n for n in ast.walk(statement) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load)
-        ]
-
-    def _target(self, statement: ast.AST) -> str | None:
-        """The name of ``name = value``."""
-        targets = statement.targets if isinstance(statement, ast.Assign) else []
-        return targets[0].id if len(targets) == 1 and isinstance(targets[0], ast.Name) else None
-
-    def _beside(self, node: ast.AST, step: int) -> ast.stmt | None:
-        """The statement next to the one that ``node`` is in, of the same block."""
-        statement = self.function.statement(node)
-        around = self.file.parents[statement]
-        for block in (getattr(around, part, []) for part in ("body", "orelse", "finalbody")):
-            if isinstance(block, list) and statement in block:
-                at = block.index(statement) + step  # type: ignore[arg-type]
-                return block[at] if 0 <= at < len(block) else None
-        return None
+    def is_only(self, use: ast.Name, binding: Binding) -> bool:
+        """Whether a name has that value there and no other; in a nested function, whether it ever has."""
+        if use in self.flow.definitions:
+            return self.definition(use) is binding
+        return self.bindings.get(use.id) == [binding] and use.id not in self.flow.parameters
 
     def kind(self, node: ast.AST) -> Kind | None:
         """The kind of an expression, None where it is not certain."""
+        return self._settled(node)
+
+    def _settled(self, node: ast.AST | Binding) -> Kind | None:
         if node not in self._known:
             if self._steps > _STEPS or self._depth > _DEPTH:
                 return None
@@ -276,14 +213,48 @@ class Kinds:
             self._steps += 1
             self._depth += 1
             try:
-                self._known[node] = self._kind(node)
+                known = self._kind_of_binding(node) if isinstance(node, Binding) else self._kind(node)
             finally:
                 self._depth -= 1
+            self._known.pop(node, None)
+            self._known[node] = known  # behind all that it was found by
         return self._known[node]
+
+    def kind_of_any(self, bindings: Iterable[Binding]) -> Kind | None:
+        """What a name is that has one of these values.
+
+        What ``x = x.flatten(1)`` makes of a tensor is one: taken for granted, then dropped if that fails.
+        """
+        kinds, open_ = set(), []
+        for binding in bindings:
+            if isinstance(binding.value, ast.Constant) and binding.value.value is None and not binding.item:
+                continue  # set later, on the way to its use
+            if binding in self._open:
+                open_.append(binding)
+            else:
+                kinds.add(self._kind_of_open(binding))
+        kind = kinds.pop() if len(kinds) == 1 else None
+        self._assumed += [(binding, kind) for binding in open_]
+        return kind
+
+    def _kind_of_open(self, binding: Binding) -> Kind | None:
+        if binding in self._known:
+            return self._known[binding]
+        before = len(self._known)
+        self._open.add(binding)
+        kind = self._settled(binding)
+        self._open.discard(binding)
+        wrong = any(assumed is not kind for b, assumed in self._assumed if b is binding)
+        self._assumed = [(b, assumed) for b, assumed in self._assumed if b is not binding]
+        if wrong:
+            for node in list(self._known)[before:]:
+                del self._known[node]
+            kind = self._known[binding] = None
+        return kind
 
     def _kind(self, node: ast.AST) -> Kind | None:
         if isinstance(node, ast.Name):
-            return self._kind_of_name(node.id)
+            return self._kind_of_name(node)
         if isinstance(node, ast.Call):
             return self._kind_of_call(node)
         if isinstance(node, ast.Attribute):
@@ -308,120 +279,183 @@ class Kinds:
             return kind if kind is self.kind(node.orelse) else None
         if isinstance(node, ast.NamedExpr):
             return self.kind(node.value)
+        if isinstance(node, (ast.Tuple, ast.List)):
+            return Kind.TENSORS if node.elts and all(map(self.is_tensor, node.elts)) else None
         return None
 
-    def _is_parameter(self, name: str) -> bool:
-        return any(p.arg == name for p in self.function.parameters)
+    def _kind_of_name(self, node: ast.Name) -> Kind | None:
+        reached = self.flow.definitions.get(node)
+        return self.kind_of_any(reached) if reached is not None else self._kind_around(node.id)
 
-    def _kind_of_name(self, name: str) -> Kind | None:
-        if name in self._names:
-            return self._names[name]
-        bindings = self.bindings.get(name, [])
-        parameter = next((p for p in self.function.parameters if p.arg == name), None)
-        if parameter is None and not bindings:
-            return self._around._kind_of_name(name) if self._around is not None else None
-        self._names[name] = None
-        kinds = self._kinds_of(bindings, parameter)
-        if Kind.TENSOR in kinds and None in kinds:
-            # What ``x = x.flatten(1)`` makes of a tensor is one: taken for granted, then dropped if that fails.
-            known, names = dict(self._known), dict(self._names)
-            self._names[name] = Kind.TENSOR
-            for binding in bindings:
-                self._forget(binding.value)
-            kinds = self._kinds_of(bindings, parameter)
-            if kinds != {Kind.TENSOR}:
-                self._known, self._names = known, names
-        kind = kinds.pop() if len(kinds) == 1 else None
-        if kind is None and parameter is None and self._is_result(name, bindings):
-            kind = Kind.TENSOR
-        self._names[name] = kind
-        return kind
+    def _kind_around(self, name: str) -> Kind | None:
+        """The kind of a name of the functions around, whatever they give it."""
+        if self._around is None:
+            return None
+        flow = self._around.flow
+        bindings = [*flow.bindings.get(name, []), *([flow.parameters[name]] if name in flow.parameters else [])]
+        return self._around.kind_of_any(bindings) if bindings else self._around._kind_around(name)
 
-    def _is_result(self, name: str, bindings: list[Binding]) -> bool:
-        """Whether a name stands for what a layer returned in forward, and is used as only a tensor can be."""
-        if len(bindings) != 1 or bindings[0].item or self.function.reach is not Reach.FORWARD:
+    def _kind_of_binding(self, binding: Binding) -> Kind | None:
+        if binding.parameter is not None:
+            return self._kind_of_parameter(binding)
+        if isinstance(binding.statement, ast.AugAssign):
+            target = binding.statement.target
+            return self.kind(target) or self.kind(binding.statement.value) if isinstance(target, ast.Name) else None
+        kind = self._kind_of_value(binding)
+        return Kind.TENSOR if kind is None and self._is_result(binding) else kind
+
+    def _kind_of_value(self, binding: Binding) -> Kind | None:
+        if binding.value is None:
+            return None
+        if not binding.item:
+            return self.kind(binding.value)
+        if binding.index is not None and isinstance(binding.value, ast.Call):
+            called = self._called(binding.value)
+            kind = called.returned(binding.index) if called is not None else None
+            if kind is not None:
+                return kind
+        kind = self.kind(binding.value)
+        if kind is Kind.SHAPE and binding.index is not None:
+            return Kind.SIZE
+        return Kind.TENSOR if kind in (Kind.TENSOR, Kind.TENSORS) else None
+
+    def _is_result(self, binding: Binding) -> bool:
+        """Whether it is what something called in forward returned, and is used as only a tensor can be."""
+        if binding.value is None or self.function.reach is not Reach.FORWARD:
             return False
-        made = bindings[0].value
-        if not isinstance(made, ast.Call) or not isinstance(made.func, ast.Attribute):
+        root: ast.AST = binding.value
+        while isinstance(root, (ast.Attribute, ast.Subscript, ast.Call)):
+            root = root.func if isinstance(root, ast.Call) else root.value
+        if not isinstance(root, ast.Name) or (root.id in self.file.names and root.id != "super"):
             return False
-        root: ast.AST = made.func
-        while isinstance(root, (ast.Attribute, ast.Subscript)):
-            root = root.value
-        own = isinstance(root, ast.Name) and root.id == "self"
-        parents = isinstance(root, ast.Call) and isinstance(root.func, ast.Name) and root.func.id == "super"
-        return (own or parents) and any(self._shows_tensor(use) for use in self.uses.get(name, []))
+        known = isinstance(binding.value, ast.Call) and not binding.item
+        return any(self._shows_tensor(use, known) for use in binding.uses if self.is_only(use, binding))
 
-    def _forget(self, node: ast.AST | None) -> None:
-        for part in ast.walk(node) if node is not None else ():
-            self._known.pop(part, None)
-
-    def _kinds_of(self, bindings: list[Binding], parameter: ast.arg | None) -> set[Kind | None]:
-        kinds = {self._kind_of_parameter(parameter)} if parameter is not None else set()
-        for binding in bindings:
-            if isinstance(binding.value, ast.Constant) and binding.value.value is None:
-                continue  # set later, on the way to its use
-            if not isinstance(binding.statement, ast.AugAssign):  # which leaves a tensor one
-                kinds.add(self._kind_of_binding(binding))
-        return kinds
-
-    def _kind_of_parameter(self, parameter: ast.arg) -> Kind | None:
+    def _kind_of_parameter(self, binding: Binding) -> Kind | None:
+        parameter = binding.parameter
+        assert parameter is not None
         if parameter.annotation is not None:
-            return Kind.TENSOR if is_tensor_annotation(parameter.annotation, self.file) else None
+            if is_tensor_annotation(parameter.annotation, self.file):
+                return Kind.TENSOR
+            return Kind.TENSORS if tensors_of_annotation(parameter.annotation, self.file) else None
         name = parameter.arg
         if any(self._asks_for_type(call, name) for call in self.function.all(ast.Call)):
             return None
-        bound = [getattr(b.statement, "lineno", 0) for b in self.bindings.get(name, [])]
-        for use in self.uses.get(name, []):
-            # Later on it is what it was bound to, which may have been made of something else.
-            if use.lineno < min(bound, default=use.lineno + 1) and self._shows_tensor(use):
+        for use in binding.uses:
+            # Where it may be bound already, it is what that was made of, perhaps.
+            if self.is_only(use, binding) and self._shows_tensor(use):
                 return Kind.TENSOR
-        return None
+        return self._kind_given(name)
+
+    def kind_of_parameter(self, name: str) -> Kind | None:
+        """The kind of what a parameter is given."""
+        return self.kind_of_any([self.flow.parameters[name]])
+
+    def _kind_given(self, name: str) -> Kind | None:
+        """What all callers in this file give for a parameter."""
+        sites = self.peers.sites.get(self.function, [])
+        given = {peer.kind(a) if (a := argument(self.function, call, name)) else None for peer, call in sites}
+        return given.pop() if len(given) == 1 else None
+
+    def target(self, call: ast.Call) -> Function | None:
+        """The function of this file that a call runs: a helper, a method of ``self``, the forward of a layer."""
+        name = self.file.qualified(call.func) or ""
+        if name in self.file.helpers and name not in self.bindings:
+            return self.file.helpers[name]
+        owner = self.function.owner
+        if owner is None:
+            return None
+        attribute = name.removeprefix("self.")
+        if name.startswith("self.") and attribute in owner.methods:
+            return owner.methods[attribute]
+        classes = {self.file.classes.get(c) for c in self.layers(call.func)}
+        (only,) = classes if len(classes) == 1 else (None,)
+        return only.methods.get("forward") if only is not None else None
+
+    def _called(self, call: ast.Call) -> Kinds | None:
+        target = self.target(call)
+        return self.peers.get(target) if target is not None else None
+
+    def layers(self, node: ast.AST) -> list[str]:
+        """Classes that a layer is one of: ``self.conv``, ``self.layers[i]``, one of ``for layer in self.layers``."""
+        owner = self.function.owner
+        if owner is None:
+            return []
+        binding = self.definition(node)
+        if binding is not None and binding.value is not None and (binding.index is None or not binding.item):
+            names = self.layers(binding.value)
+            return owner.items.get(self.file.qualified(binding.value) or "", []) if binding.item else names
+        if isinstance(node, ast.Subscript):
+            return owner.items.get(self.file.qualified(node.value) or "", [])
+        return owner.layers.get(self.file.qualified(node) or "", [])
+
+    def returned(self, index: int | None = None) -> Kind | None:
+        """The kind of what the function returns, or of an item of that."""
+        if index not in self._returned:
+            self._returned[index] = None
+            self._returned[index] = self._kind_returned(index)
+        return self._returned[index]
+
+    def _kind_returned(self, index: int | None) -> Kind | None:
+        annotation = self.function.node.returns
+        if annotation is not None and index is None and is_tensor_annotation(annotation, self.file):
+            return Kind.TENSOR
+        kinds = set()
+        for node in self.function.all(ast.Return):
+            if node.value is None:
+                return None
+            value = self.value_of(node.value)
+            if index is not None and isinstance(value, ast.Tuple):
+                kinds.add(self.kind(value.elts[index]) if index < len(value.elts) else None)
+            else:
+                kind = self.kind(value)
+                kinds.add(Kind.TENSOR if index is not None and kind is Kind.TENSORS else None if index else kind)
+        return kinds.pop() if len(kinds) == 1 else None
 
     def _asks_for_type(self, call: ast.Call, name: str) -> bool:
         """Whether it is ``isinstance(name, ...)``: the name may be something else as well."""
         first = call.args[0] if call.args else None
         return self.file.qualified(call.func) == "isinstance" and isinstance(first, ast.Name) and first.id == name
 
-    def _shows_tensor(self, use: ast.Name) -> bool:
-        """Whether a name is used as only a tensor can be; in a forward, whose arguments are no arrays of numpy."""
+    def _shows_tensor(self, use: ast.Name, certain: bool = True) -> bool:
+        """Whether a name is used as only a tensor can be; in a forward, whose arguments are no arrays of numpy.
+
+        Args:
+            certain: whether methods do that other classes have, too.
+        """
         parent = self.file.parents[use]
         in_forward = self.function.reach is Reach.FORWARD
         if isinstance(parent, ast.Attribute):
             if in_forward and parent.attr in ("shape", "ndim", "device", "dtype"):
-                return True
+                return certain or parent.attr in ("shape", "ndim")
             call = self.file.parents[parent]
-            methods = (
-                UNMISTAKABLE | METHODS | {"size", "dim", "unbind", "chunk", "topk"} if in_forward else UNMISTAKABLE
-            )
-            return isinstance(call, ast.Call) and call.func is parent and parent.attr in methods - {"type", "take"}
+            methods = UNMISTAKABLE
+            if in_forward:
+                methods |= METHODS | {"size", "dim", "unbind", "chunk", "topk"} if certain else _SHAPING
+            called = isinstance(call, ast.Call) and call.func is parent
+            if called and in_forward and parent.attr == "split":  # which strings have, without axes
+                return any(k.arg == "dim" for k in call.keywords)  # type: ignore[attr-defined]
+            return called and parent.attr in methods - {"type", "take"}
+        if isinstance(parent, ast.Subscript) and parent.value is use:
+            return in_forward and _is_of_axes(parent.slice)
         if not in_forward or not isinstance(parent, ast.Call) or parent.args[:1] != [use]:
             return False
         name = self.file.qualified(parent.func) or ""
-        if name.startswith("self.") and self.function.owner is not None:
-            return self.function.owner.module(name.removeprefix("self.")) in MODULE_OUTPUT
+        if self.layers(parent.func):
+            return {*self.layers(parent.func)} <= MODULE_OUTPUT
         module, _, last = name.rpartition(".")
         return module in ("torch", "torch.nn.functional") and last in METHODS | LIKE_CREATORS
-
-    def _kind_of_binding(self, binding: Binding) -> Kind | None:
-        if binding.value is None:
-            return None
-        kind = self.kind(binding.value)
-        if not binding.item:
-            return kind
-        if kind is Kind.SHAPE and binding.index is not None:
-            return Kind.SIZE
-        return Kind.TENSOR if kind in (Kind.TENSOR, Kind.TENSORS) else None
 
     def _kind_of_call(self, node: ast.Call) -> Kind | None:
         name = self.file.qualified(node.func) or ""
         if name.rpartition(".")[2] == "Parameter":
             return Kind.TENSOR
-        if name.startswith("self.") and name.count(".") == 1 and self.function.owner is not None:
-            submodule = self.function.owner.module(name.removeprefix("self."))
-            if submodule in MODULE_OUTPUT:
-                return Kind.TENSOR
-        if self._returns_tensor(name):
+        layers = {*self.layers(node.func)}
+        if layers and layers <= MODULE_OUTPUT:
             return Kind.TENSOR
+        called = self._called(node)
+        if called is not None:
+            return called.returned()
         if name == "len" and node.args and self.is_tensor(node.args[0]):
             return Kind.SIZE
         if name == "int" and node.args and self.kind(node.args[0]) is Kind.SIZE:
@@ -446,16 +480,6 @@ class Kinds:
         known = call.name in METHODS | FUNCTIONS and "as_tuple" not in call.keywords
         return Kind.TENSOR if known and self.is_tensor(call.input) else None
 
-    def _returns_tensor(self, name: str) -> bool:
-        """Whether it is a function of this file, or a method of this class, that says so."""
-        owner = self.function.owner
-        if name.startswith("self.") and owner is not None:
-            called = owner.methods.get(name.removeprefix("self."))
-        else:
-            called = self.file.helpers.get(name)
-        returns = called.node.returns if called is not None else None
-        return returns is not None and is_tensor_annotation(returns, self.file)
-
     def _kind_of_attribute(self, node: ast.Attribute) -> Kind | None:
         if node.attr == "shape":
             return Kind.SHAPE if not self._is_foreign(node.value) else None
@@ -464,7 +488,7 @@ class Kinds:
         owner = self.function.owner
         if owner is not None and isinstance(node.value, ast.Name) and node.value.id == "self":
             return Kind.TENSOR if node.attr in owner.buffers else None
-        return None
+        return Kind.TENSOR if node.attr in ("weight", "bias") and self.layers(node.value) else None
 
     def _is_foreign(self, node: ast.AST) -> bool:
         """Whether it is known not to be a tensor: a call into another package, such as numpy."""
@@ -484,6 +508,25 @@ class Kinds:
         if kind is Kind.TENSORS:
             return Kind.TENSORS if isinstance(node.slice, ast.Slice) else Kind.TENSOR
         return kind if kind is Kind.TENSOR else None
+
+
+def argument(function: Function, call: ast.Call, name: str) -> ast.expr | None:
+    """What a call gives for a parameter of what it runs; None where that is not written out."""
+    if any(k.arg == name for k in call.keywords):
+        return next(k.value for k in call.keywords if k.arg == name)
+    names = [p.arg for p in (*function.node.args.posonlyargs, *function.node.args.args)]
+    if function.owner is not None and names[:1] in (["self"], ["cls"]):
+        names = names[1:]
+    given = call.args[: names.index(name) + 1] if name in names else []
+    whole = name in names and len(given) > names.index(name) and not any(isinstance(a, ast.Starred) for a in given)
+    return given[-1] if whole else None
+
+
+def _is_of_axes(index: ast.expr) -> bool:
+    """``[..., :2]``, ``[:, None]``: of what has axes."""
+    items = index.elts if isinstance(index, ast.Tuple) else [index]
+    several = len(items) > 1 and any(isinstance(item, ast.Slice) for item in items)
+    return several or any(isinstance(item, ast.Constant) and item.value is Ellipsis for item in items)
 
 
 def integer(node: ast.AST | None) -> int | None:

@@ -111,6 +111,10 @@ class Source:
         """The comment of each line that has one."""
         return {line: text for line, (_, text) in self._found_comments.items()}
 
+    def comment(self, line: int) -> str:
+        """The comment of a line, empty if it has none."""
+        return self._found_comments.get(line, (0, ""))[1]
+
     @property
     def _found_comments(self) -> dict[int, tuple[int, str]]:
         """By line: where in ``text`` its comment begins, and the comment."""

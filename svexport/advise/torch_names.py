@@ -16,7 +16,10 @@ __all__ = [
     "MODULE_BASES",
     "MODULE_OUTPUT",
     "NEW_CREATORS",
+    "RANKS",
     "REDUCTIONS",
+    "SAME_RANK",
+    "SAME_SHAPE",
     "SEVERAL",
     "TRACING",
     "TRAINING_CLASSES",
@@ -98,11 +101,44 @@ CONVOLUTIONS = _set(
 MODULE_OUTPUT = frozenset(
     f"torch.nn.{name}"
     for name in _set(
-        "Linear Embedding LayerNorm GroupNorm BatchNorm1d BatchNorm2d BatchNorm3d InstanceNorm2d ReLU GELU SiLU "
-        "Sigmoid Tanh Softmax Dropout Dropout2d Identity MaxPool2d AvgPool2d AdaptiveAvgPool2d Upsample PixelShuffle "
-        "Flatten Unfold Fold LeakyReLU ReLU6 Hardswish ELU Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d "
-        "ConvTranspose3d"
+        "Linear Embedding LayerNorm GroupNorm BatchNorm1d BatchNorm2d BatchNorm3d InstanceNorm1d InstanceNorm2d "
+        "InstanceNorm3d SyncBatchNorm RMSNorm ReLU GELU SiLU Mish Sigmoid Tanh Softmax LogSoftmax Softplus PReLU "
+        "LeakyReLU ReLU6 Hardswish Hardsigmoid Hardtanh ELU Dropout Dropout2d Dropout3d Identity MaxPool1d MaxPool2d "
+        "MaxPool3d AvgPool1d AvgPool2d AvgPool3d AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveMaxPool2d Upsample "
+        "PixelShuffle PixelUnshuffle Flatten Unflatten Unfold Fold ZeroPad2d Bilinear Conv1d Conv2d Conv3d "
+        "ConvTranspose1d ConvTranspose2d ConvTranspose3d Sequential"
     )
+)
+# Those, and functions, that take and make tensors of so many axes.
+RANKS = {
+    **{f"torch.nn.{name}": 3 for name in _set("Conv1d ConvTranspose1d")},
+    **{
+        f"torch.nn.{name}": 4
+        for name in _set(
+            "Conv2d ConvTranspose2d BatchNorm2d MaxPool2d AvgPool2d AdaptiveAvgPool2d AdaptiveMaxPool2d PixelShuffle "
+            "PixelUnshuffle InstanceNorm2d"
+        )
+    },
+    **{f"torch.nn.{name}": 5 for name in _set("Conv3d ConvTranspose3d BatchNorm3d MaxPool3d AvgPool3d")},
+    **{
+        f"torch.nn.functional.{name}": 4
+        for name in _set("conv2d conv_transpose2d max_pool2d avg_pool2d adaptive_avg_pool2d")
+    },
+}
+# Layers that keep how many there are.
+SAME_RANK = frozenset(
+    f"torch.nn.{name}"
+    for name in _set(
+        "Linear LayerNorm RMSNorm GroupNorm BatchNorm1d BatchNorm2d BatchNorm3d ReLU GELU SiLU Sigmoid Tanh Softmax "
+        "LogSoftmax Dropout Dropout2d Identity LeakyReLU ReLU6 Hardswish ELU Mish Softplus PReLU"
+    )
+)
+# Functions, and methods, of one tensor that make one of its shape.
+SAME_SHAPE = ACTIVATIONS | _set(
+    "softmax log_softmax softmin dropout layer_norm normalize clamp clip clamp_min clamp_max masked_fill contiguous "
+    "clone detach float half double long int bool bfloat16 to type type_as cumsum cumprod logical_not bitwise_not "
+    "nan_to_num isnan isfinite flip roll requires_grad_ triu tril logit cpu cuda zeros_like ones_like full_like "
+    "rand_like randn_like batch_norm group_norm fill_ mul_ add_ sub_ div_"
 )
 
 # Layers without parameters, and the functions that they are.

@@ -20,6 +20,9 @@ class Model(nn.Module):
         super().__init__()
         self.conv = nn.Conv2d(3, 8, 1)
         self.range = [-51.2, -51.2, 51.2, 51.2]
+        self.q, self.k = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.heads = nn.ModuleList([nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)) for _ in range(2)])
+        self.token = nn.Parameter(torch.zeros(1, 1, 8))
 """
 
 
@@ -63,6 +66,38 @@ def codes(lines, folder, parameters="x: Tensor, y: Tensor, p"):
             "return z",
             "SVX105",
         ),
+        ("y = self.conv(p); y[..., :2] += x[..., :2]; y[..., 4:5] = x[..., 2:3]; return y", "SVX105"),
+        ("y = self.heads[0](p); y[..., 0] = x[..., 0]; y[..., 1] = x[..., 1]; return y", "SVX105"),
+        ("y = x * 2; y = y.view(4, 4); y = x * 3; y[:, 0] = x[:, 1]; y[:, 1] = x[:, 0]; return y", "SVX105"),
+        (
+            "z = x.new_zeros(4, 6, 9); for i in range(4):;     for j in range(6):;         z[i, j, :len(p[i])] = p[i]; "
+            "return z",
+            "SVX105",
+        ),
+        ("for i in range(x.size(0)):;     y[i] = torch.relu(y[i]); return y", "SVX102"),
+        ("for row in x.split(1, dim=0): p.append(torch.relu(row)); return p", "SVX102"),
+        ("for row in x: p.append((row.sum(-1) > 0).nonzero()); return p", "SVX104"),
+        ("return x * self.token.repeat(2, 3, 1)", "SVX201"),
+        ("mask = y[..., None].repeat(1, 1, 8); return torch.where(mask > 0, x, p)", "SVX201"),
+        ("z = x.mean(1, keepdim=True).repeat(1, 5); return x - z", "SVX201"),
+        ("return torch.ones_like(x).mul_(0.5)", "SVX202"),
+        ("return torch.zeros(3, 2).float().to(x.device)", "SVX202"),
+        ("a, b = self.q(x), self.k(x); n, m, c = a.shape; return (a.unsqueeze(2) * b.unsqueeze(1)).sum(-1)", "SVX301"),
+        ("b, n, c = x.shape; q, k, v = self.q(x).chunk(3, -1); return (q[:, :, None] * k[:, None]).sum(-1)", "SVX301"),
+        (
+            "b, n, c = x.shape; for head in self.heads:;     x = x + head(x); "
+            "return (x.unsqueeze(2) * x.unsqueeze(1)).sum(-1)",
+            "SVX301",
+        ),
+        ("x = p + 1  # (B, N, C); return (x.unsqueeze(2) * y.view(1, 1, 4, 8)).sum(-1)", "SVX301"),
+        ("return self.conv(x.permute(0, 3, 1, 2).float().contiguous())", "SVX207"),
+        ("odds = x / (1 - x); return torch.log(odds)", "SVX303"),
+        ("z = self.q(p); return len(z)", "SVX103"),
+        (
+            "a = x[..., ::2, ::2]; b = x[..., 1::2, ::2]; c = x[..., ::2, 1::2]; d = x[..., 1::2, 1::2]; "
+            "x = torch.cat((a, b, c, d), 1); a = x + 1; return a",
+            "SVX203",
+        ),
     ],
 )
 def test_found(tmp_path, habit, code):
@@ -89,6 +124,22 @@ def test_found(tmp_path, habit, code):
         "return x[:, :2].repeat(1, 3, 1) * y, x[0, :1].repeat(1, 3, 1) * y",
         "z = torch.zeros_like(x); z[0::2, 0::2] = y; z[1::2, 1::2] = y; return z",
         "z = torch.zeros_like(x); z[2:4, :2] = x[2:4, :2]; z[:, 2:] = x[:, 2:]; return z",
+        "z = x[:2]; z[:, 0] = y; z[:, 1] = y; return z",
+        "a = x[..., ::2, ::2]; b = x[..., 1::2, ::2]; x = y; c = x[..., ::2, 1::2]; d = x[..., 1::2, 1::2]; "
+        "return torch.cat((a, b, c, d), 1)",
+        "z = x.view(2, 4); z[:, 0] = y; z[:, 1] = y; return z",
+        "z = self.conv(x); if p:;     z = y; z[:, 0] = y; z[:, 1] = y; return z",
+        "z = x.new_zeros(4, 2); z[:, 0] = x.shape[2]; z[:, 1] = x.shape[3]; return z",
+        "for h, w in zip(x, y): p.append(F.interpolate(p, size=(h, w))); return p",
+        "for i in x.nonzero(): p.append(torch.where(y[i])); return p",
+        "for _ in p: x = x.unsqueeze(0); return (x.unsqueeze(1) * y.view(1, 1, 4, 8)).sum(-1)",
+        "if x.dim() == 3:;     b, n, c = x.shape; return (x.unsqueeze(2) * y.unsqueeze(1)).sum(-1)",
+        "n, c, h, w = x.shape; return (x.view(n, 1, 9, 8, h, w) * y.view(n, 2, 9, 1, h, w)).sum(2)",
+        "mask = y[..., None].repeat(1, 1, 8); return self.q(mask > 0)",
+        "mask = y[..., None].repeat(1, 1, 8); return self.q((1 - mask) * torch.finfo(x.dtype).min)",
+        "return torch.ones_like(x).add_(0.5), torch.zeros_like(x).mul_(p)",
+        "odds = x / (1 - x); x = y; return torch.log(x / (1 - p))",
+        "z = x / (1 - y); y = x; return torch.log(z)",
     ],
 )
 def test_not_found(tmp_path, text):
@@ -103,3 +154,67 @@ def test_a_function_that_views_takes_tensors(tmp_path):
             f"import torch\n\n\ndef f(x):\n    y = {line}\n    return y, g(x).permute(0, 2, 1).permute(0, 2, 1)\n"
         )
         assert [f.code for f in advise([path]).findings] == found, line
+
+
+FILE = """import torch
+from torch import nn, Tensor
+
+LIMITS = [0.0, 1.0]
+
+
+{helper}
+
+
+class Inner(nn.Module):
+    def __init__(self, sizes=(1.0, 2.0), count=2):
+        super().__init__()
+        self.sizes = sizes
+        self.count = count
+
+    def forward(self, y):
+        return {inner}, 3
+
+
+class Model(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.inner = Inner()
+        self.other = layer
+
+    def forward(self, x: Tensor, p):
+        {lines}
+"""
+
+
+@pytest.mark.parametrize(
+    ("helper", "inner", "lines", "found"),
+    [
+        # An argument is what the callers in the file give, where all give the same.
+        ("def f(p):\n    return len(p)", "y", "return f(x)", ["SVX103"]),
+        ("def f(p):\n    return len(p)", "y", "return f(p)", []),
+        ("def f(p):\n    return len(p)", "y", "return f(x), f([x])", []),
+        ("def f(p):\n    return (p / (1 - p)).log()", "y", "return f(p)", ["SVX303"]),
+        ("def f_loss(p):\n    return len(p)", "y", "return f_loss(x)", []),
+        # What functions, methods and layers of the file return.
+        ("def f(p):\n    return p, p.sigmoid()", "y", "_, z = f(x)\n        return len(z)", ["SVX103"]),
+        ("def f(p):\n    return p, [1]", "y", "_, z = f(x)\n        return len(z)", []),
+        ("def f(p):\n    if p is None:\n        return None\n    return p + 1", "y", "return len(f(x))", []),
+        ("", "y.sigmoid()", "z, _ = self.inner(p)\n        return len(z)", ["SVX103"]),
+        ("", "y.sigmoid()", "_, z = self.inner(p)\n        return len(z)", []),
+        ("", "len(y)", "return self.inner(x)", ["SVX103"]),
+        ("", "len(y)", "return self.inner(p)", []),
+        # Constants are what the file, or the default of an argument, says.
+        ("", "y * torch.tensor(self.sizes)", "return x", ["SVX106"]),
+        ("", "y * torch.tensor(self.count)", "return x", []),
+        ("", "y", "return x * torch.tensor(LIMITS)", ["SVX106"]),
+        ("", "y", "LIMITS = p\n        return x * torch.tensor(LIMITS)", []),
+        ("def f(p: Tensor):\n    return p * torch.tensor([1.0, 2.0])", "y", "return f(x)", ["SVX106"]),
+        ("def f(p: Tensor):\n    return p * torch.arange(8)", "y", "return f(x)", []),
+    ],
+)
+def test_what_other_functions_tell(tmp_path, helper, inner, lines, found):
+    path = tmp_path / "model.py"
+    path.write_text(FILE.format(helper=helper, inner=inner, lines=lines))
+    report = advise([path])
+    assert not report.unread
+    assert [f.code for f in report.findings] == found

@@ -19,7 +19,8 @@ def find(scope: Scope) -> Iterator[Found]:
         made = call.input
         if isinstance(made, ast.Name):
             value = scope.value_of(made)
-            if value is made or len(scope.uses.get(made.id, [])) != 1:
+            binding = scope.definition(made)
+            if value is made or binding is None or len(binding.uses) != 1:
                 continue
             made = value
         inner = scope.call(made)

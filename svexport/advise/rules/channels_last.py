@@ -31,6 +31,8 @@ def find(scope: Scope) -> Iterator[Found]:
 def _is_to_front(scope: Scope, node: ast.expr) -> bool:
     """``x.permute(0, 3, 1, 2)`` or ``x.movedim(-1, 1)``."""
     moved = scope.call(node)
+    if moved is not None and moved.is_method and moved.name in ("float", "half", "to", "type_as"):
+        return _is_to_front(scope, moved.input)  # a cast keeps the order in memory
     if moved is not None and moved.name in ("movedim", "moveaxis"):
         return moved.dims in ((-1, 1), (3, 1))
     permuted = permuting(scope, node)
@@ -42,10 +44,7 @@ def _is_read_as_it_is(scope: Scope, node: ast.AST) -> bool:
     if not isinstance(parent, ast.Call) or not parent.args or parent.args[0] is not node:
         return False
     name = scope.file.qualified(parent.func) or ""
-    owner = scope.function.owner
-    if name.startswith("self.") and owner is not None:
-        name = owner.module(name.removeprefix("self.")) or ""
-    return name in CONVOLUTIONS
+    return name in CONVOLUTIONS or (bool(layers := scope.layers(parent.func)) and {*layers} <= CONVOLUTIONS)
 
 
 RULE = Rule(

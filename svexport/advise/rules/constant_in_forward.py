@@ -26,12 +26,13 @@ _MAKERS = {
         "BoolTensor",
     )
 }
+_ON_DEVICE = ("torch.arange", "torch.linspace")
 _NUMBERS = ("math.pi", "math.e", "math.inf", "numpy.pi", "numpy.inf", "torch.pi", "torch.inf")
 
 
 def find(scope: Scope) -> Iterator[Found]:
     owner = scope.function.owner
-    if owner is None or owner.is_training_only:
+    if owner is not None and owner.is_training_only:
         return
     for node in scope.function.all(ast.Call):
         name = scope.file.qualified(node.func)
@@ -40,13 +41,16 @@ def find(scope: Scope) -> Iterator[Found]:
             if call is None or not call.is_method or call.name != "new_tensor":
                 continue
             name = call.name
+        if owner is None and name in _ON_DEVICE:
+            continue  # what a function makes where it is needed
         if not node.args or not all(_is_constant(scope, a) for a in node.args):
             continue
         if any(k.arg not in ("device", "dtype") for k in node.keywords) or scope.function.guarded(node):
             continue
         if any(isinstance(parent, ast.Lambda) for _, parent in scope.function.above(node)):
             continue
-        yield Found(node, f"`{name}` of constants in every forward: make it once, `self.register_buffer` in `__init__`")
+        better = "`self.register_buffer` in `__init__`" + ("" if owner is not None else ", and give it to the function")
+        yield Found(node, f"`{name}` of constants in every forward: make it once, {better}")
 
 
 def _is_constant(scope: Scope, node: ast.expr) -> bool:
@@ -64,7 +68,9 @@ def _is_constant(scope: Scope, node: ast.expr) -> bool:
         return _is_constant(scope, node.left) and _is_constant(scope, node.right)
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
         owner = scope.function.owner
-        return owner is not None and isinstance(owner.attributes.get(node.attr), (ast.List, ast.Tuple))
+        return owner is not None and isinstance(owner.default(node.attr), (ast.List, ast.Tuple))
+    if isinstance(node, ast.Name):
+        return isinstance(scope.file.constants.get(node.id), (ast.List, ast.Tuple)) and scope.is_of_file(node)
     if isinstance(node, ast.Attribute):
         return scope.file.qualified(node) in _NUMBERS
     return isinstance(node, ast.Constant) and isinstance(node.value, (int, float, complex))

@@ -12,6 +12,7 @@ from svexport.advise.torch_names import CREATORS, LIKE_CREATORS, NEW_CREATORS
 
 __all__ = ["RULE"]
 
+_CASTS = ("float", "half", "double", "long", "int", "bool")
 _PARTS = ("dtype", "device")
 
 
@@ -20,13 +21,31 @@ def find(scope: Scope) -> Iterator[Found]:
         call = scope.call(node)
         if call is None or not call.is_method or scope.function.guarded(node):
             continue
-        if call.name == "fill_" and len(node.args) == 1 and not node.keywords:
+        if _sets_value(scope, call):
+            yield Found(node, f"two steps write a tensor of one number: `{_full(scope, call)}`")
+        elif call.name == "fill_" and len(node.args) == 1 and not node.keywords:
             if _cast(scope, scope.parent(scope.parent(node))) is None:  # else that one says it all
                 yield from _filled(scope, call)
         elif call.name == "type_as" and len(node.args) == 1:
             yield from _like(scope, call)
         elif call.name == "to":
             yield from _moved(scope, call)
+
+
+def _sets_value(scope: Scope, call: Call) -> bool:
+    """``ones().mul_(0.5)`` or ``zeros().add_(2)``."""
+    if call.name not in ("mul_", "add_") or len(call.arguments) != 1 or not _is_number(call.arguments[0]):
+        return False
+    made = _creation(scope, call.input)
+    plain = made.name.removeprefix("new_") if made is not None else ""
+    return plain.startswith("ones" if call.name == "mul_" else "zeros")
+
+
+def _full(scope: Scope, call: Call) -> str:
+    made = _creation(scope, call.input)
+    assert made is not None
+    like = made.name in LIKE_CREATORS
+    return "torch.full_like" if like else "new_full" if made.is_method else "torch.full"
 
 
 def _creation(scope: Scope, node: ast.expr) -> Call | None:
@@ -92,11 +111,17 @@ def _like(scope: Scope, call: Call) -> Iterator[Found]:
 
 
 def _moved(scope: Scope, call: Call) -> Iterator[Found]:
-    made = _creation(scope, call.input)
+    cast = scope.call(call.input)
+    casts = cast is not None and cast.is_method and cast.name in _CASTS and not cast.node.args
+    made = _creation(scope, cast.input if casts and cast is not None else call.input)
     if made is None or made.is_method or made.name in LIKE_CREATORS or "device" in made.keywords:
         return
     device = _device(call)
     if device is None:
+        return
+    if casts:
+        message = f"`torch.{made.name}` is cast, then copied to the device, which waits: say both where it is made"
+        yield Found(call.node, message)
         return
     inner = scope.source.span(made.node)[1] - 1
     end = scope.source.span(call.node)[1]

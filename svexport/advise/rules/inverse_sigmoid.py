@@ -25,6 +25,7 @@ def find(scope: Scope) -> Iterator[Found]:
 def _inverted(scope: Scope, node: ast.AST) -> ast.Name | None:
     """x of ``log(x / (1 - x))``, ``log(x) - log(1 - x)`` or ``log(1 / x - 1)``."""
     value = _logarithm(scope, node)
+    value = scope.value_of(value) if value is not None else None
     if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Sub) and _is_one(value.right):
         inverse = value.left
         if isinstance(inverse, ast.BinOp) and isinstance(inverse.op, ast.Div) and _is_one(inverse.left):
@@ -37,10 +38,12 @@ def _inverted(scope: Scope, node: ast.AST) -> ast.Name | None:
         pair = (value.left, value.right) if is_ratio else None  # type: ignore[union-attr]
     if pair is None or not isinstance(pair[0], ast.Name):
         return None
-    x, rest = pair
+    x, rest = pair[0], scope.value_of(pair[1])
     one = isinstance(rest, ast.BinOp) and isinstance(rest.op, ast.Sub) and isinstance(rest.left, ast.Constant)
     if not one or rest.left.value != 1 or not isinstance(rest.right, ast.Name) or rest.right.id != x.id:  # type: ignore[attr-defined]
         return None
+    if scope.flow.definitions.get(x) != scope.flow.definitions.get(rest.right):  # type: ignore[attr-defined]
+        return None  # another value of that name
     return x  # type: ignore[return-value]
 
 
@@ -61,7 +64,8 @@ def _is_bounded(scope: Scope, x: ast.Name) -> bool:
         names |= {n.id for n in ast.walk(binding.value or x) if isinstance(n, ast.Name)}
         if any(word in name for name in names for word in _BOUNDING):
             return True
-    for use in scope.uses.get(x.id, []):  # x.clamp_(...)
+    uses = [use for binding in scope.flow.definitions.get(x, ()) for use in binding.uses]
+    for use in uses:  # x.clamp_(...)
         attribute = scope.parent(use)
         if isinstance(attribute, ast.Attribute) and attribute.attr == "clamp_":
             return True

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from svexport.advise.axes import inserted
 from svexport.advise.kinds import integer
-from svexport.advise.rule import Found, Rule, Scope
+from svexport.advise.rule import Found, Rule, Scope, Shape
+from svexport.advise.shapes import shape
 
 __all__ = ["RULE"]
 
@@ -21,21 +21,34 @@ def find(scope: Scope) -> Iterator[Found]:
         dims = _integers(call.get(0, "dim", "axis"))
         if factors is None or not dims:
             continue
-        left, right = (inserted(scope, factor) for factor in factors)
-        if not left.axes or not right.axes:
-            continue
-        rank = left.rank if left.rank is not None else right.rank
-        if rank is not None:
-            a, b = ({axis % rank for axis in side.axes if -rank <= axis < rank} for side in (left, right))
-            dims = {dim % rank for dim in dims if -rank <= dim < rank}
-        elif len({axis < 0 for axis in (*left.axes, *right.axes, *dims)}) == 1:
-            a, b = set(left.axes), set(right.axes)
-        else:
-            continue
-        if a & b or dims & (a | b):
+        if not _contracts(shape(scope, factors[0]), shape(scope, factors[1]), dims):
             continue
         message = "a product of two broadcast tensors, summed, is a matrix product: `torch.einsum` or `torch.matmul`"
         yield Found(node, message)
+
+
+def _contracts(left: Shape, right: Shape, dims: set[int]) -> bool:
+    """Whether each has axes that the other has not, and the sum is over axes that both have."""
+    ranks = [side.rank for side in (left, right) if side.rank is not None]
+    if ranks:
+        rank = max(ranks)
+        a, b = ({*_aligned(side, rank)} for side in (left, right))
+        dims = {dim % rank for dim in dims if -rank <= dim < rank}
+        if rank - 1 not in a | b | dims:
+            return False  # many small products side by side: a matrix product would move the last axis first
+    elif len({axis < 0 for axis in (*left.ones, *right.ones, *dims)}) == 1:
+        a, b = {*left.ones}, {*right.ones}
+    else:
+        return False
+    return bool(a - b) and bool(b - a) and not dims & (a | b)
+
+
+def _aligned(side: Shape, rank: int) -> Iterator[int]:
+    """Its axes of size 1 as those of a tensor of so many axes, the ones that it lacks included."""
+    missing = rank - side.rank if side.rank is not None else 0
+    yield from range(missing)
+    for axis in side.ones:
+        yield axis % rank if axis < 0 else axis + missing
 
 
 def _integers(node: ast.expr | None) -> set[int]:

@@ -22,10 +22,24 @@ def find(scope: Scope) -> Iterator[Found]:
             name = call.name
         else:
             continue
-        if scope.function.in_loop(node) or _leaves(scope, node):
+        if _in_loop_of_python(scope, node) or _leaves(scope, node):
             continue
         better = "keep the shape: `torch.where(mask, a, b)`, `masked_fill`, a product with the mask, or `topk`"
         yield Found(node, f"the size of `{name}` depends on values: {better}")
+
+
+def _in_loop_of_python(scope: Scope, node: ast.AST) -> bool:
+    """Whether it is in a loop over something besides a tensor's rows, such as classes or levels."""
+    if not scope.function.in_loop(node):
+        return False
+    for child, parent in scope.function.above(node):
+        if isinstance(parent, ast.For) and child in parent.body:
+            rows = parent.iter
+            if isinstance(rows, ast.Call) and getattr(rows.func, "id", "") == "enumerate" and rows.args:
+                rows = rows.args[0]
+            found = scope.call(scope.value_of(rows))
+            return not scope.is_tensor(rows) or (found is not None and found.name in ("nonzero", "argwhere", "unique"))
+    return True
 
 
 def _leaves(scope: Scope, node: ast.AST) -> bool:
@@ -37,11 +51,11 @@ def _leaves(scope: Scope, node: ast.AST) -> bool:
             return True
         if isinstance(parent, ast.stmt):
             break
-    name = scope.only_value(child)
     return any(
         isinstance(scope.parent(use), (ast.For, ast.comprehension))
         or getattr(scope.parent(use), "attr", "") in ("tolist", "numpy", "item")
-        for use in (scope.uses.get(name, []) if name else [])
+        for use in scope.reads(child)  # type: ignore[arg-type]
+        if use is not child
     )
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from svexport.advise.axes import inserted
 from svexport.advise.kinds import Call, integer
 from svexport.advise.rule import Found, Rule, Scope
+from svexport.advise.shapes import shape
 from svexport.advise.source import Edit
 from svexport.advise.torch_names import ACTIVATIONS, ARITHMETIC
 
 __all__ = ["RULE"]
+
+_STEPS = 4  # of elementwise functions behind each other
+_ALONE = {"float", "half", "long", "int", "bool", "type_as", "clamp", "logical_not", "to"}
 
 
 def find(scope: Scope) -> Iterator[Found]:
@@ -21,17 +24,13 @@ def find(scope: Scope) -> Iterator[Found]:
             continue
         factors = _factors(call)
         axes = _repeated(factors)
-        made = [_has_size_1(scope, call.input, axis, len(factors)) for axis in axes]
-        if not axes or not all(
-            one or _is_one_wide(scope, call.input, axis) for axis, one in zip(axes, made, strict=True)
-        ):
+        if not axes or not all(_has_size_1(scope, call.input, axis, len(factors)) for axis in axes):
             continue
-        name = scope.only_value(node)
-        uses: list[ast.Name] = scope.uses.get(name, []) if name else []
-        if not (all(_broadcasts(scope, use) for use in uses) if uses else _broadcasts(scope, node)):
+        uses = [use for use in scope.reads(node) if not _is_model(scope, use)]
+        if not uses or not all(_broadcasts(scope, use) for use in uses):
             continue
         message = "`repeat` copies what the elementwise function after it broadcasts: leave it out, or `expand`"
-        yield Found(node, message, _edits(scope, call, factors, axes[0]) if made == [True] else ())
+        yield Found(node, message, _edits(scope, call, factors, axes))
 
 
 def _factors(call: Call) -> list[ast.expr]:
@@ -48,29 +47,19 @@ def _repeated(factors: list[ast.expr]) -> list[int]:
 
 
 def _has_size_1(scope: Scope, node: ast.expr, axis: int, rank: int) -> bool:
-    made = scope.value_of(node)
-    if isinstance(made, ast.Call) and scope.file.qualified(made.func) in ("torch.arange", "torch.linspace"):
-        return axis < rank - 1  # in front of its one axis
-    return any((axis if at >= 0 else axis - rank) == at for at in inserted(scope, node).axes)
+    known = shape(scope, node)
+    if known.rank is not None and known.rank < rank:
+        return axis < rank - known.rank  # in front of its axes
+    return axis in known.ones or axis - rank in known.ones
 
 
-def _is_one_wide(scope: Scope, node: ast.expr, axis: int) -> bool:
-    """``x[:, :1]``: of size 1, or 0 if x is empty, which ``expand`` refuses."""
-    made = scope.value_of(node)
-    if not isinstance(made, ast.Subscript) or not scope.is_tensor(made.value):
-        return False
-    items = made.slice.elts if isinstance(made.slice, ast.Tuple) else [made.slice]
-    if len(items) <= axis or not all(isinstance(item, ast.Slice) for item in items[: axis + 1]):
-        return False
-    item = items[axis]
-    lower = 0 if item.lower is None else integer(item.lower)  # type: ignore[attr-defined]
-    upper = integer(item.upper)  # type: ignore[attr-defined]
-    return lower is not None and lower >= 0 and upper == lower + 1
-
-
-def _broadcasts(scope: Scope, node: ast.AST) -> bool:
+def _broadcasts(scope: Scope, node: ast.AST, depth: int = 0) -> bool:
     """Whether an elementwise function takes ``node``, and another tensor that has the full size."""
     parent = scope.parent(node)
+    alone = _elementwise_alone(scope, node)
+    if alone is not None:  # of it alone: what takes the result, then
+        later = scope.reads(alone)
+        return depth < _STEPS and bool(later) and all(_broadcasts(scope, use, depth + 1) for use in later)
     if isinstance(parent, ast.BinOp) and not isinstance(parent.op, ast.MatMult):
         other = parent.right if parent.left is node else parent.left
         return not _is_number(other)
@@ -81,12 +70,51 @@ def _broadcasts(scope: Scope, node: ast.AST) -> bool:
     return call is not None and call.name in ARITHMETIC - ACTIVATIONS and bool(call.arguments)
 
 
+def _is_model(scope: Scope, node: ast.AST) -> bool:
+    """Whether only its type is asked for: ``y.type_as(node)``."""
+    call = scope.call(scope.parent(node))
+    return call is not None and call.is_method and call.name in ("type_as", "to") and node in call.arguments
+
+
+def _elementwise_alone(scope: Scope, node: ast.AST) -> ast.expr | None:
+    """``mask > 0``, ``x * 2``, ``x.float()``, ``F.relu(x)`` of ``node``."""
+    parent = scope.parent(node)
+    if isinstance(parent, ast.UnaryOp) and not isinstance(parent.op, ast.Not):
+        return parent
+    if isinstance(parent, ast.BinOp):
+        return parent if _is_number(parent.right if parent.left is node else parent.left) else None
+    if isinstance(parent, ast.Compare) and len(parent.ops) == 1:
+        return parent if _is_number(parent.comparators[0] if parent.left is node else parent.left) else None
+    call = scope.call(scope.parent(parent) if isinstance(parent, ast.Attribute) else parent)
+    if call is None or call.input is not node:
+        return None
+    alone = call.name in ACTIVATIONS | _ALONE and all(map(_is_number, call.arguments))
+    return call.node if alone else None
+
+
+def _is_made(scope: Scope, node: ast.expr) -> bool:
+    """Whether ``unsqueeze``, ``None`` or ``view`` gave it its axis."""
+    made = scope.value_of(node)
+    if isinstance(made, ast.Subscript):
+        items = made.slice.elts if isinstance(made.slice, ast.Tuple) else [made.slice]
+        return any(isinstance(item, ast.Constant) and item.value is None for item in items)
+    call = scope.call(made)
+    return call is not None and call.name in ("unsqueeze", "view", "reshape", "arange", "linspace")
+
+
 def _is_number(node: ast.expr) -> bool:
     """With a number alone, nothing would bring the size back that the repeat made."""
-    return isinstance(node, (ast.Constant, ast.UnaryOp))
+    while isinstance(node, ast.Attribute):
+        node = node.value  # torch.finfo(x.dtype).min
+    limits = isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("finfo", "iinfo")
+    return limits or isinstance(node, (ast.Constant, ast.UnaryOp))
 
 
-def _edits(scope: Scope, call: Call, factors: list[ast.expr], axis: int) -> tuple[Edit, ...]:
+def _edits(scope: Scope, call: Call, factors: list[ast.expr], axes: list[int]) -> tuple[Edit, ...]:
+    """``expand`` along one axis, which was made just before: a slice that is one wide may be empty."""
+    if len(axes) != 1 or not _is_made(scope, call.input):
+        return ()
+    (axis,) = axes
     sizes = ["-1"] * len(factors)
     sizes[axis] = scope.text(factors[axis])
     edit = scope.source.replace(call.node, f"{scope.source.receiver(call.node)}.expand({', '.join(sizes)})")

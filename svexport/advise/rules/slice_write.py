@@ -7,47 +7,69 @@ import math
 from collections.abc import Iterator
 from itertools import product
 
-from svexport.advise.axes import is_whole
+from svexport.advise.flow import Binding
 from svexport.advise.functions import Reach
-from svexport.advise.kinds import integer
+from svexport.advise.kinds import Kind, integer
 from svexport.advise.rule import Found, Rule, Scope
-from svexport.advise.torch_names import CREATORS, LIKE_CREATORS, NEW_CREATORS
+from svexport.advise.shapes import is_whole
+from svexport.advise.torch_names import ACTIVATIONS, ARITHMETIC, CREATORS, LIKE_CREATORS, NEW_CREATORS
 
 __all__ = ["RULE"]
 
+# Methods that give what was made another form: no view of anything that has a name.
+_SHAPED = ("to", "type_as", "cuda", "float", "contiguous", "view", "reshape", "permute", "transpose", "unflatten")
+# Functions whose results share no memory with what they take.
+_COMPUTED = (
+    ACTIVATIONS | ARITHMETIC | {"cat", "concat", "stack", "repeat", "softmax", "matmul", "bmm", "einsum", "linear"}
+)
+
 
 def find(scope: Scope) -> Iterator[Found]:
-    writes: dict[str, list[ast.Subscript]] = {}
-    for node in scope.function.all(ast.Subscript):
-        written = isinstance(node.ctx, ast.Store) and isinstance(scope.parent(node), (ast.Assign, ast.AugAssign))
-        if isinstance(node.value, ast.Name) and written:
-            writes.setdefault(node.value.id, []).append(node)
-    for name, places in writes.items():
-        if len(scope.bindings.get(name, [])) != 1 or not _is_new(scope, places[0].value):
+    for binding, places in _writes(scope).items():
+        name = places[0].value.id  # type: ignore[attr-defined]
+        made = _made(scope, binding.value)
+        if made is None or any(scope.function.guarded(place) for place in places):
             continue
-        if _is_read_between(scope, name, places) or any(scope.function.guarded(place) for place in places):
+        if _is_read_between(scope, binding, places):
             continue
         if not any(len(_items(place.slice)) > 1 or _is_given_tensor(scope, place) for place in places):
             continue
+        if all(_is_given_size(scope, place) for place in places):
+            continue  # of numbers, which nothing stacks
         in_forward = scope.function.reach is Reach.FORWARD
-        in_loop = len(places) == 1 and in_forward and _is_row_of_loop(scope, places[0])
-        call = scope.call(scope.value_of(places[0].value))
-        if call is not None and call.name == "clone" and len(_numbers(places[0])) > 1:
+        if made == "result" and not (in_forward and len({ast.unparse(place.slice) for place in places}) > 1):
+            continue
+        in_loop = made == "new" and len(places) == 1 and _is_row_of_loop(scope, places[0])
+        if made == "copy" and len(_numbers(places[0])) > 1:
             continue  # a few elements of a matrix, whose others stay
         if in_loop or _are_parts(scope, places) or (in_forward and _are_ranges(places)):
             better = "put its parts together, by `torch.stack`, `torch.cat` or `F.pad`"
             yield Found(scope.function.statement(places[0]), f"`{name}` is written into slice by slice: {better}")
 
 
-def _is_read_between(scope: Scope, name: str, places: list[ast.Subscript]) -> bool:
+def _writes(scope: Scope) -> dict[Binding, list[ast.Subscript]]:
+    """Where parts of what a name has are written, by what gave it to the name."""
+    writes: dict[Binding, list[ast.Subscript]] = {}
+    for node in scope.function.all(ast.Subscript):
+        written = isinstance(node.ctx, ast.Store) and isinstance(scope.parent(node), (ast.Assign, ast.AugAssign))
+        binding = scope.definition(node.value) if written else None
+        if binding is not None and not binding.item:
+            writes.setdefault(binding, []).append(node)
+    return writes
+
+
+def _is_read_between(scope: Scope, binding: Binding, places: list[ast.Subscript]) -> bool:
     """Whether parts of it are read, but for the part that a write replaces: ``y[:, 0] = y[:, 0] * 2``."""
     indices = {scope.function.statement(place): ast.unparse(place.slice) for place in places}
-    again = any(scope.function.in_loop(place) for place in places)
+    made = {parent for _, parent in scope.function.above(binding.statement)} if binding.statement is not None else set()
+    above = {parent for place in places for _, parent in scope.function.above(place)}
+    again = any(isinstance(loop, (ast.For, ast.While)) for loop in above - made)
     last = max(statement.end_lineno or statement.lineno for statement in indices)
-    for node in scope.function.all(ast.Subscript):
-        reads = isinstance(node.ctx, ast.Load) and isinstance(node.value, ast.Name) and node.value.id == name
+    for use in binding.uses:
+        node = scope.parent(use)
         if (
-            reads
+            isinstance(node, ast.Subscript)
+            and isinstance(node.ctx, ast.Load)
             and (again or node.lineno <= last)
             and indices.get(scope.function.statement(node)) != ast.unparse(node.slice)
         ):
@@ -61,16 +83,23 @@ def _is_given_tensor(scope: Scope, place: ast.Subscript) -> bool:
     return isinstance(assignment, ast.Assign) and scope.is_tensor(assignment.value)
 
 
+def _is_given_size(scope: Scope, place: ast.Subscript) -> bool:
+    assignment = scope.parent(place)
+    return isinstance(assignment, ast.Assign) and scope.kind(assignment.value) is Kind.SIZE
+
+
 def _items(index: ast.expr) -> list[ast.expr]:
     return index.elts if isinstance(index, ast.Tuple) else [index]
 
 
 def _is_row_of_loop(scope: Scope, place: ast.Subscript) -> bool:
-    """``y[:, i] = ...`` for every i of a range."""
+    """``y[:, i] = ...`` for every i of a range, or ``y[i, j, :n] = ...`` of two, the rest left as it was."""
     items = [item for item in _items(place.slice) if not _is_all(item)]
-    if len(items) != 1 or not isinstance(items[0], ast.Name):
+    counters = [item.id for item in items if isinstance(item, ast.Name)]
+    begins = [item for item in items if isinstance(item, ast.Slice) and item.lower is None and item.step is None]
+    if not counters or len(counters) + len(begins) != len(items) or (begins and len(counters) < 2):
         return False
-    counter = items[0].id
+    found = set()
     for child, parent in scope.function.above(place):
         if isinstance(parent, (ast.If, ast.While)):
             return False  # some rows only
@@ -79,8 +108,9 @@ def _is_row_of_loop(scope: Scope, place: ast.Subscript) -> bool:
             name = getattr(call.func, "id", "") if isinstance(call, ast.Call) else ""
             if name == "enumerate" and isinstance(target, ast.Tuple):
                 target = target.elts[0]
-            return name in ("range", "enumerate") and isinstance(target, ast.Name) and target.id == counter
-    return False
+            if name in ("range", "enumerate") and isinstance(target, ast.Name):
+                found.add(target.id)
+    return found >= {*counters}
 
 
 def _are_parts(scope: Scope, places: list[ast.Subscript]) -> bool:
@@ -148,14 +178,32 @@ def _is_all(item: ast.expr) -> bool:
     return is_whole(item) or (isinstance(item, ast.Constant) and item.value is Ellipsis)
 
 
-def _is_new(scope: Scope, name: ast.expr) -> bool:
-    call = scope.call(scope.value_of(name))
-    while call is not None and call.is_method and call.name in ("to", "type_as", "cuda"):
-        call = scope.call(call.input)
-    if call is None:
-        return False
-    methods = NEW_CREATORS | {"clone"}
-    return call.name in (methods if call.is_method else CREATORS | LIKE_CREATORS | {"clone"}) - {"full"}
+def _made(scope: Scope, value: ast.expr | None) -> str | None:
+    """Whether a tensor is ``"new"`` and of no values, a ``"copy"``, or the ``"result"`` of what computes one.
+
+    None of what may be a view of something else, which a write was meant for.
+    """
+    if isinstance(value, ast.BinOp):
+        return "result" if scope.is_tensor(value) else None
+    call = scope.call(value) if value is not None else None
+    while call is not None and call.is_method and call.name in _SHAPED:
+        value, call = call.input, scope.call(call.input)
+    if call is not None and call.name in (NEW_CREATORS if call.is_method else (CREATORS | LIKE_CREATORS) - {"full"}):
+        return "new"
+    if call is not None and call.name == "clone":
+        return "copy"
+    if call is not None and call.name in _COMPUTED and scope.is_tensor(call.node):
+        return "result"
+    if not isinstance(value, ast.Call) or not scope.is_tensor(value):
+        binding = scope.binding_of(value) if value is not None else None
+        if binding is None or not isinstance(value, ast.Call) or scope.kind_of_any([binding]) is not Kind.TENSOR:
+            return None
+    if scope.layers(value.func):
+        return "result"
+    owner = scope.function.owner
+    name = scope.file.qualified(value.func.value if isinstance(value.func, ast.Subscript) else value.func) or ""
+    own = name.startswith("self.") and owner is not None and name.removeprefix("self.") not in owner.methods
+    return "result" if own and name.count(".") == 1 else None
 
 
 RULE = Rule(

@@ -32,12 +32,15 @@ def find(scope: Scope) -> Iterator[Found]:
         items = _items(scope.value_of(call.input))
         if len(items) != 4:
             continue
-        phases = [_phase(scope.value_of(item)) for item in items]
+        slices = [scope.value_of(item) for item in items]
+        phases = [_phase(item) for item in slices]
         first = phases[0]
         if first is None or any(
             p is None or (p.base, p.axes, p.count) != (first.base, first.axes, first.count) for p in phases
         ):
             continue
+        if any(_definitions(scope, item) != _definitions(scope, slices[0]) for item in slices):
+            continue  # of values that have one name after the other
         starts = tuple(p.starts for p in phases if p is not None)
         if sorted(starts) != sorted(_FOCUS):
             continue
@@ -54,6 +57,11 @@ def find(scope: Scope) -> Iterator[Found]:
                 node,
                 "four strided slices and `cat` are one space to depth: `x.reshape(...).permute(...).flatten(...)`",
             )
+
+
+def _definitions(scope: Scope, item: ast.expr) -> list[object]:
+    """What reaches the names of what is sliced."""
+    return [scope.flow.definitions.get(n) for n in ast.walk(item.value) if isinstance(n, ast.Name)]  # type: ignore[attr-defined]
 
 
 def _items(node: ast.expr) -> list[ast.expr]:
@@ -133,9 +141,9 @@ def _edits(
     for item in items:
         if not isinstance(item, ast.Name):
             continue
-        (binding,) = scope.bindings[item.id]
-        statement = binding.statement
-        if len(scope.uses[item.id]) != 1 or not isinstance(statement, ast.Assign):
+        binding = scope.definition(item)
+        statement = binding.statement if binding is not None and len(binding.uses) == 1 else None
+        if not isinstance(statement, ast.Assign):
             return ()
         removed = _removed(scope, statement, end)
         if removed is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from svexport.advise.kinds import Kind, integer
+from svexport.advise.kinds import Kind, argument, integer
 from svexport.advise.rule import Found, Rule, Scope
 from svexport.advise.torch_names import FUNCTIONS, METHODS
 
@@ -56,6 +56,8 @@ def _over(scope: Scope, loop: ast.AST, target: ast.expr, over: ast.expr) -> str 
     call = scope.call(over)
     if call is not None and call.name == "unbind" and integer(call.get(0, "dim") or ast.Constant(0)) == 0:
         over = call.input
+    elif call is not None and call.name == "split" and integer(call.get(0, "split_size")) == 1:
+        over = call.input if integer(call.get(1, "dim") or ast.Constant(0)) == 0 else over
     if isinstance(over, (ast.Name, ast.Attribute)) and scope.is_tensor(over) and _computes(scope, loop, target):
         return ast.unparse(over)
     return None
@@ -78,45 +80,44 @@ def _computes(scope: Scope, loop: ast.AST, target: ast.expr) -> bool:
 
 
 def _indexed(scope: Scope, loop: ast.AST, size: ast.expr, index: str) -> str | None:
-    tensor = _first_size_of(scope, size)
-    if tensor is None or not scope.is_tensor(tensor):
+    """The tensor whose rows are taken by number, of as many as some tensor has."""
+    if not _is_first_size(scope, size):
         return None
     for node in ast.walk(loop):
         if not isinstance(node, ast.Subscript) or not isinstance(node.ctx, ast.Load):
             continue
         first = node.slice.elts[0] if isinstance(node.slice, ast.Tuple) and node.slice.elts else node.slice
-        if isinstance(first, ast.Name) and first.id == index and ast.dump(node.value) == ast.dump(tensor):
-            return ast.unparse(tensor)
+        if isinstance(first, ast.Name) and first.id == index and scope.is_tensor(node.value):
+            return ast.unparse(node.value)
     return None
 
 
-def _first_size_of(scope: Scope, size: ast.expr) -> ast.expr | None:
-    """The tensor whose first size that is."""
-    if isinstance(size, ast.Name):
-        bindings = scope.bindings.get(size.id, [])
-        if len(bindings) != 1:
-            return None
-        binding = bindings[0]
-        if binding.item:
-            return _shape_of(scope, binding.value) if binding.index == 0 else None
-        size = binding.value or size
+def _is_first_size(scope: Scope, size: ast.expr) -> bool:
+    """Whether it is ``len(x)``, ``x.shape[0]`` or ``x.size(0)`` of a tensor, or a name for that."""
+    binding = scope.definition(size)
+    if binding is not None and binding.item:
+        return binding.index == 0 and binding.value is not None and _is_shape(scope, binding.value)
+    size = scope.value_of(size)
     if isinstance(size, ast.Call) and isinstance(size.func, ast.Name) and size.func.id == "len" and size.args:
-        return size.args[0]
+        return scope.is_tensor(size.args[0])
     if isinstance(size, ast.Subscript) and integer(size.slice) == 0:
-        return _shape_of(scope, size.value)
+        return _is_shape(scope, size.value)
     call = scope.call(size)
-    if call is not None and call.name == "size" and len(call.arguments) == 1 and integer(call.arguments[0]) == 0:
-        return call.input
-    return None
+    first = call is not None and call.name == "size" and len(call.arguments) == 1 and integer(call.arguments[0]) == 0
+    return first and scope.is_tensor(call.input)  # type: ignore[union-attr]
 
 
-def _shape_of(scope: Scope, node: ast.expr | None) -> ast.expr | None:
-    if node is None or scope.kind(node) is not Kind.SHAPE:
-        return None
+def _is_shape(scope: Scope, node: ast.expr) -> bool:
+    """Whether it is all of a tensor's sizes, from the first on."""
+    if scope.kind(node) is not Kind.SHAPE:
+        return False
+    if isinstance(node, ast.Subscript):
+        whole = isinstance(node.slice, ast.Slice) and node.slice.lower is None and node.slice.step is None
+        return whole and _is_shape(scope, node.value)
     if isinstance(node, ast.Attribute):
-        return node.value
+        return scope.is_tensor(node.value)
     call = scope.call(node)
-    return call.input if call is not None else None
+    return call is not None and scope.is_tensor(call.input)
 
 
 def _is_carried(scope: Scope, loop: ast.For) -> bool:
@@ -139,17 +140,38 @@ def _is_ragged(scope: Scope, loop: ast.For | ast.ListComp | ast.GeneratorExp) ->
     """Whether rows differ in size, or something besides tensors is taken apart with them."""
     target = loop.target if isinstance(loop, ast.For) else loop.generators[0].target
     index = {n.id for n in ast.walk(target) if isinstance(n, ast.Name)}
-    for node in ast.walk(loop):
+    for node in (n for part in (loop.body if isinstance(loop, ast.For) else [loop.elt]) for n in ast.walk(part)):
         if isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if name in _RAGGED:
                 return True
+            if any(_is_size(k, index) for k in node.keywords):
+                return True
         elif isinstance(node, ast.Subscript) and not scope.is_tensor(node.value):
-            if isinstance(node.slice, ast.Name) and node.slice.id in index:
+            if isinstance(node.slice, ast.Name) and node.slice.id in index and not _is_row(scope, node):
                 return True
         elif isinstance(node, ast.Subscript) and any(_picks(scope, n) for n in ast.walk(node.slice)):
             return True
     return False
+
+
+def _is_size(keyword: ast.keyword, rows: set[str]) -> bool:
+    """``size=(h, w)`` of numbers that differ by row."""
+    names = {n.id for n in ast.walk(keyword.value) if isinstance(n, ast.Name)}
+    return keyword.arg in ("size", "output_size", "scale_factor", "num_classes") and bool(names & rows)
+
+
+def _is_row(scope: Scope, node: ast.Subscript) -> bool:
+    """Whether a function of this file that takes a tensor there is given it."""
+    call = scope.parent(node)
+    target = scope.target(call) if isinstance(call, ast.Call) and node in call.args else None
+    callee = scope.peers.get(target) if target is not None else None
+    if callee is None:
+        return False
+    return any(
+        argument(callee.function, call, p.arg) is node and callee.kind_of_parameter(p.arg) is Kind.TENSOR  # type: ignore[arg-type]
+        for p in callee.function.parameters
+    )
 
 
 def _picks(scope: Scope, node: ast.AST) -> bool:

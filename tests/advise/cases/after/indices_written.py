@@ -6,7 +6,7 @@ class Model(nn.Module):
     def forward(self, x: torch.Tensor):
         y = x * 1
         y[:, 1:3] = 0.0
-        y[:, :1] *= 2
+        y[:1] *= 2
         return y
 
 

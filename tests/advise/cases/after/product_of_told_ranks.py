@@ -13,8 +13,7 @@ class Model(nn.Module):
 def unknown(x, weight):
     """What is summed may be an axis that was added; and of another tensor of that name the rank is not told."""
     y = (x.unsqueeze(1) * weight[None]).sum(-1)
-    _, _ = x.shape
-    x = y
+    x = y.reshape(weight.shape)
     return (x.unsqueeze(0) * weight[:, None]).sum(-1)
 
 

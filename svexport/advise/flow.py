@@ -1,0 +1,299 @@
+"""Which values reach a name: the bindings of a function, and where each is read."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from svexport.advise.functions import FUNCTIONS, Function
+
+__all__ = ["Binding", "Flow"]
+
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
+# What binds a name that is no ast.Name.
+_NAMED: tuple[type[ast.AST], ...] = (*FUNCTIONS, ast.ClassDef, ast.ExceptHandler, ast.MatchAs, ast.MatchStar)
+_JUMPS = (ast.Return, ast.Raise, ast.Break, ast.Continue)
+
+
+@dataclass(eq=False)
+class Binding:
+    """How a name gets a value: ``value`` itself, its ``index``-th item or, without an index, each; or none known.
+
+    Attributes:
+        statement: what binds it; None for a parameter.
+        parameter: the parameter that it is.
+        uses: where the value is read, perhaps; in nested functions too.
+    """
+
+    value: ast.expr | None
+    item: bool = False
+    index: int | None = None
+    statement: ast.AST | None = field(default=None, repr=False)
+    parameter: ast.arg | None = None
+    uses: list[ast.Name] = field(default_factory=list, repr=False)
+
+
+Reaching = dict[str, frozenset[Binding]]
+
+
+class Flow:
+    """What reaches each name of one function.
+
+    Loops are gone through once: at their head each name may have what any round gives it.
+
+    Attributes:
+        bindings: all that gives the function's own names values, by name, its parameters apart.
+        parameters: those as bindings, by name.
+        definitions: what may reach a name where it is read. Names of nested functions and of the file have none.
+    """
+
+    def __init__(self, function: Function) -> None:
+        self.function = function
+        self._of: dict[ast.AST, list[tuple[str, Binding]]] = {}
+        self.bindings: dict[str, list[Binding]] = {}
+        self.definitions: dict[ast.Name, frozenset[Binding]] = {}
+        self.parameters = {p.arg: Binding(None, parameter=p) for p in function.parameters}
+        self._bind_all()
+        reaching: Reaching = {name: frozenset((binding,)) for name, binding in self.parameters.items()}
+        self._block(function.node.body, reaching)
+        own = set(self.definitions)
+        everything = {**self.bindings}
+        for name, binding in self.parameters.items():
+            everything[name] = [binding, *everything.get(name, [])]
+        for node, reached in self.definitions.items():
+            for binding in reached:
+                binding.uses.append(node)
+        for node in function.every(ast.Name):  # what nested functions read, and what no path reaches
+            if isinstance(node.ctx, ast.Load) and node not in own:
+                for binding in everything.get(node.id, []):
+                    binding.uses.append(node)
+
+    def bound_by(self, statement: ast.AST) -> list[Binding]:
+        """What a statement, or a part of one, binds."""
+        return [binding for _, binding in self._of.get(statement, [])]
+
+    def _bind(self, target: ast.expr, binding: Binding, statement: ast.AST) -> None:
+        if isinstance(target, ast.Name):
+            self._add(target.id, binding, statement)
+        elif isinstance(target, ast.Starred):
+            self._bind(target.value, Binding(None, statement=statement), statement)
+        elif isinstance(target, (ast.Tuple, ast.List)):
+            pairs = isinstance(binding.value, (ast.Tuple, ast.List)) and not binding.item
+            values = binding.value.elts if pairs else []  # type: ignore[union-attr]
+            for i, part in enumerate(target.elts):
+                if pairs and len(values) == len(target.elts):
+                    self._bind(part, Binding(values[i], statement=statement), statement)
+                elif binding.item:
+                    self._bind(part, Binding(None, statement=statement), statement)
+                else:
+                    self._bind(part, Binding(binding.value, True, i, statement), statement)
+
+    def _add(self, name: str, binding: Binding, statement: ast.AST) -> None:
+        self.bindings.setdefault(name, []).append(binding)
+        self._of.setdefault(statement, []).append((name, binding))
+
+    def _bind_all(self) -> None:
+        f = self.function
+        for assigned in f.all(ast.Assign):
+            for target in assigned.targets:
+                self._bind(target, Binding(assigned.value, statement=assigned), assigned)
+        for annotated in f.all(ast.AnnAssign):
+            if annotated.value is not None:
+                self._bind(annotated.target, Binding(annotated.value, statement=annotated), annotated)
+        for augmented in f.all(ast.AugAssign):
+            self._bind(augmented.target, Binding(augmented.target, statement=augmented), augmented)
+        for walrus in f.all(ast.NamedExpr):
+            self._bind(walrus.target, Binding(walrus.value, statement=walrus), walrus)
+        loops: list[ast.For | ast.AsyncFor | ast.comprehension]
+        loops = [*f.all(ast.For), *f.all(ast.AsyncFor), *f.all(ast.comprehension)]
+        for loop in loops:
+            self._bind_loop(loop)
+        for item in f.all(ast.withitem):
+            if item.optional_vars is not None:
+                self._bind(item.optional_vars, Binding(None), item)
+        for node in (n for kind in _NAMED for n in f.all(kind)):
+            name = getattr(node, "name", None)
+            if name:
+                self._add(name, Binding(None), node)
+        elsewhere: list[ast.Global | ast.Nonlocal] = [*f.all(ast.Global), *f.all(ast.Nonlocal)]
+        for declared in elsewhere:
+            for name in declared.names:
+                self._add(name, Binding(None), declared)
+        for lambda_ in f.all(ast.Lambda):
+            a = lambda_.args
+            for argument in (*a.posonlyargs, *a.args, *a.kwonlyargs):
+                self._add(argument.arg, Binding(None), lambda_)
+
+    def _bind_loop(self, loop: ast.For | ast.AsyncFor | ast.comprehension) -> None:
+        targets = loop.target.elts if isinstance(loop.target, (ast.Tuple, ast.List)) else []
+        function = self.function.file.qualified(loop.iter.func) if isinstance(loop.iter, ast.Call) else None
+        given = loop.iter.args if isinstance(loop.iter, ast.Call) else []
+        if function == "enumerate" and len(targets) == 2 and given:
+            self._bind(targets[0], Binding(None, statement=loop), loop)
+            inner = targets[1].elts if isinstance(targets[1], (ast.Tuple, ast.List)) else []
+            rows = given[0]
+            zipped = isinstance(rows, ast.Call) and self.function.file.qualified(rows.func) == "zip"
+            if zipped and len(inner) == len(rows.args):  # type: ignore[attr-defined]
+                for part, value in zip(inner, rows.args, strict=True):  # type: ignore[attr-defined]
+                    self._bind(part, Binding(value, True, None, loop), loop)
+            else:
+                self._bind(targets[1], Binding(rows, True, None, loop), loop)
+        elif function == "zip" and len(targets) == len(given):
+            for part, value in zip(targets, given, strict=True):
+                self._bind(part, Binding(value, True, None, loop), loop)
+        else:
+            self._bind(loop.target, Binding(loop.iter, True, None, loop), loop)
+
+    def _block(self, body: Iterable[ast.stmt], reaching: Reaching) -> Reaching | None:
+        """What reaches the end of a block; None if nothing does."""
+        now: Reaching | None = dict(reaching)
+        for statement in body:
+            if now is None:
+                return None  # never run
+            now = self._statement(statement, now)
+        return now
+
+    def _statement(self, node: ast.stmt, now: Reaching) -> Reaching | None:
+        if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+            for part in (*node.decorator_list, *_defaults(node)):
+                self._read(part, now)
+            self._give(node, now)
+            return now
+        if isinstance(node, (ast.For, ast.AsyncFor)):
+            self._read(node.iter, now)
+            self._give_all_inside(node, now, itself=True)
+            inside = dict(now)
+            self._give(node, inside)
+            self._read(node.target, inside)
+            self._block(node.body, inside)
+            return _joined(now, self._block(node.orelse, now))  # a break leaves it out
+        if isinstance(node, ast.While):
+            self._give_all_inside(node, now)
+            self._read(node.test, now)
+            self._block(node.body, now)
+            return _joined(now, self._block(node.orelse, now))  # a break leaves it out
+        if isinstance(node, ast.If):
+            self._read(node.test, now)
+            return _joined(self._block(node.body, now), self._block(node.orelse, now))
+        if isinstance(node, (ast.With, ast.AsyncWith)):
+            for item in node.items:
+                self._read(item.context_expr, now)
+                self._give(item, now)
+            return self._block(node.body, now)
+        if isinstance(node, ast.Match):
+            self._read(node.subject, now)
+            self._give_all_inside(node, now)
+            ends = [self._case(case, now) for case in node.cases]
+            return _joined(now, *ends)
+        if hasattr(node, "handlers"):  # ast.Try, and ast.TryStar where there is one
+            return self._try(node, now)  # type: ignore[arg-type]
+        for child in ast.iter_child_nodes(node):
+            self._read(child, now)
+        if isinstance(node, (ast.Global, ast.Nonlocal)):
+            self._give(node, now)
+        self._give(node, now)
+        return None if isinstance(node, _JUMPS) else now
+
+    def _case(self, case: ast.match_case, now: Reaching) -> Reaching | None:
+        for part in (case.pattern, case.guard):
+            if part is not None:
+                self._read(part, now)
+        return self._block(case.body, now)
+
+    def _try(self, node: ast.Try, now: Reaching) -> Reaching | None:
+        end = self._block(node.body, now)
+        broken = dict(now)
+        for statement in node.body:
+            self._give_all_inside(statement, broken, itself=True)
+        ends = [self._block(node.orelse, end) if end is not None else None]
+        for handler in node.handlers:
+            inside = dict(broken)
+            self._give(handler, inside)
+            if handler.type is not None:
+                self._read(handler.type, inside)
+            ends.append(self._block(handler.body, inside))
+        if not node.finalbody:
+            return _joined(*ends)
+        for handler in node.handlers:
+            for statement in (*handler.body, *node.orelse):
+                self._give_all_inside(statement, broken, itself=True)
+        after = self._block(node.finalbody, _joined(broken, *ends) or broken)
+        return after if any(e is not None for e in ends) else None
+
+    def _give(self, statement: ast.AST, now: Reaching) -> None:
+        for name, binding in self._of.get(statement, []):
+            now[name] = frozenset((binding,))
+
+    def _give_all_inside(self, node: ast.AST, now: Reaching, itself: bool = False) -> None:
+        """Adds whatever is bound anywhere inside a statement to what is bound before it."""
+        for part in ast.walk(node):
+            if part is not node or itself:
+                for name, binding in self._of.get(part, []) if not isinstance(part, _SCOPED) else []:
+                    now[name] = now.get(name, frozenset()) | {binding}
+
+    def _read(self, node: ast.AST, now: Reaching) -> None:
+        """Notes what reaches the names that an expression reads."""
+        if isinstance(node, ast.Name):
+            # The target of ``x += y`` is read, too.
+            augmented = isinstance(self.function.file.parents[node], ast.AugAssign)
+            if isinstance(node.ctx, ast.Load) or augmented:
+                reached = now.get(node.id)
+                if reached is not None:
+                    self.definitions[node] = reached
+            return
+        if isinstance(node, ast.Lambda):
+            inside = dict(now)
+            self._give(node, inside)
+            for default in (*node.args.defaults, *(d for d in node.args.kw_defaults if d is not None)):
+                self._read(default, now)
+            self._read(node.body, inside)
+            return
+        if isinstance(node, _COMPREHENSIONS):
+            inside = dict(now)
+            for loop in node.generators:
+                self._read(loop.iter, inside)
+                self._give(loop, inside)
+                for test in loop.ifs:
+                    self._read(test, inside)
+            for part in (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,):
+                self._read(part, inside)
+            for inner in ast.walk(node):  # a walrus gives its name to the function
+                if isinstance(inner, ast.NamedExpr):
+                    self._add_to(inner, now)
+            return
+        for child in ast.iter_child_nodes(node):
+            self._read(child, now)
+        if isinstance(node, ast.NamedExpr):
+            self._add_to(node, now)
+
+    def _add_to(self, node: ast.AST, now: Reaching) -> None:
+        for name, binding in self._of.get(node, []):
+            now[name] = now.get(name, frozenset()) | {binding}
+
+
+_SCOPED = (ast.comprehension, ast.Lambda)  # whose names end with them
+
+
+def _joined(*ends: Reaching | None) -> Reaching | None:
+    """What reaches a place by one way or another."""
+    ways = [end for end in ends if end is not None]
+    if len(ways) < 2:
+        return ways[0] if ways else None
+    result = dict(ways[0])
+    for way in ways[1:]:
+        for name, bindings in way.items():
+            before = result.get(name)
+            if before is None:
+                result[name] = bindings
+            elif before is not bindings:
+                result[name] = before | bindings
+    return result
+
+
+def _defaults(node: ast.AST) -> Iterator[ast.expr]:
+    arguments = getattr(node, "args", None)
+    if arguments is not None:
+        yield from arguments.defaults
+        yield from (d for d in arguments.kw_defaults if d is not None)

@@ -1,0 +1,444 @@
+"""Ranks of tensors, and their axes of size 1, as far as a function's text tells."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Sequence
+
+from svexport.advise.flow import Binding
+from svexport.advise.kinds import Call, Kind, integer
+from svexport.advise.rule import Scope, Shape
+from svexport.advise.torch_names import ARITHMETIC, CREATORS, LIKE_CREATORS, RANKS, REDUCTIONS, SAME_RANK, SAME_SHAPE
+
+__all__ = ["is_whole", "shape"]
+
+_DEPTH = 12  # of expressions, and of names that stand for them
+
+
+_UNKNOWN = Shape()
+
+
+class _OpenError(Exception):
+    """A value that is made of nothing but what is being found."""
+
+
+def shape(scope: Scope, node: ast.AST, depth: int = 0) -> Shape:
+    """The shape of a tensor: axes that ``unsqueeze``, ``None``, ``view`` or its sizes say are 1, and its rank."""
+    if depth > _DEPTH:
+        return _UNKNOWN
+    if depth == 0:
+        try:
+            return shape(scope, node, 1)
+        except _OpenError:
+            return _UNKNOWN
+    depth += 1
+    if isinstance(node, ast.Name):
+        return _of_name(scope, node, depth)
+    if isinstance(node, ast.Attribute):
+        return _of_attribute(scope, node, depth)
+    if isinstance(node, ast.Subscript):
+        return _of_item(node.slice, shape(scope, node.value, depth))
+    if isinstance(node, ast.BinOp):
+        if isinstance(node.op, ast.MatMult):
+            return _of_product(shape(scope, node.left, depth), shape(scope, node.right, depth))
+        return _broadcast(scope, (node.left, node.right), depth)
+    if isinstance(node, ast.UnaryOp):
+        return shape(scope, node.operand, depth)
+    if isinstance(node, ast.Compare) and len(node.comparators) == 1:
+        return _broadcast(scope, (node.left, node.comparators[0]), depth)
+    return _of_call(scope, node, depth) if isinstance(node, ast.Call) else _UNKNOWN
+
+
+def _of_name(scope: Scope, node: ast.Name, depth: int) -> Shape:
+    found, open_ = [], []
+    for binding in scope.flow.definitions.get(node, frozenset()):
+        try:
+            known = _settled(scope, binding, depth)
+        except _OpenError:
+            known = None
+        if known is None:  # ``x = x + y`` in a loop keeps the rank: taken for granted, then dropped if that fails
+            open_.append(binding)
+        else:
+            found.append(known)
+    if not found:
+        if open_:
+            raise _OpenError
+        return _UNKNOWN
+    ranks = {one.rank for one in found}
+    rank = ranks.pop() if len(ranks) == 1 else None
+    for binding in open_:
+        scope.assumed.setdefault(binding, set()).add(rank)
+    return Shape(frozenset.intersection(*(one.ones for one in found)), rank)
+
+
+def _settled(scope: Scope, binding: Binding, depth: int) -> Shape | None:
+    """The shape of a value, None while that is being found."""
+    if binding not in scope.shapes:
+        before = len(scope.shapes)
+        scope.shapes[binding] = None
+        try:
+            known = _of_binding(scope, binding, depth)
+        except _OpenError:
+            del scope.shapes[binding]
+            raise
+        if scope.assumed.pop(binding, set()) - {known.rank}:
+            known = _UNKNOWN
+            for other in list(scope.shapes)[before + 1 :]:
+                if scope.shapes[other] is not None:
+                    del scope.shapes[other]
+        scope.shapes[binding] = known
+    return scope.shapes[binding]
+
+
+def _of_binding(scope: Scope, binding: Binding, depth: int) -> Shape:
+    known = _UNKNOWN
+    plain = not binding.item and not isinstance(binding.statement, ast.AugAssign)
+    if plain and binding.value is not None:
+        known = shape(scope, binding.value, depth)
+    elif isinstance(binding.value, ast.Call) and binding.index is not None:
+        known = _of_part(scope, binding.value, depth)
+    if known.rank is None:
+        told = _told_rank(scope, binding, depth)
+        known = Shape.of(known.ones, told) if told is not None else known
+    return known
+
+
+def _of_part(scope: Scope, node: ast.Call, depth: int) -> Shape:
+    """Of one of what ``x.chunk(3, 1)`` makes."""
+    call = scope.call(node)
+    if call is None or call.name not in ("chunk", "split", "tensor_split", "unbind"):
+        return _UNKNOWN
+    rank = shape(scope, call.input, depth).rank
+    return Shape(rank=rank - (call.name == "unbind") if rank is not None else None)
+
+
+def _told_rank(scope: Scope, binding: Binding, depth: int) -> int | None:
+    """The rank that a value has by what is done with it, or by what is written beside it."""
+    if depth > _DEPTH:
+        return None
+    for use in binding.uses:
+        rank = _rank_by_use(scope, use, depth + 1)
+        if rank is not None and not _asks_for_rank(scope, use):
+            return rank
+    return _written_rank(scope, binding)
+
+
+def _rank_by_use(scope: Scope, use: ast.Name, depth: int) -> int | None:
+    parent = scope.parent(use)
+    if isinstance(parent, ast.Attribute):
+        whole = scope.parent(parent) if parent.attr != "shape" else parent
+        sized = parent.attr == "shape" or (parent.attr == "size" and isinstance(whole, ast.Call) and not whole.args)
+        unpacked = scope.parent(whole)
+        if sized and isinstance(unpacked, ast.Assign) and unpacked.value is whole:
+            (target, *_) = unpacked.targets
+            known = isinstance(target, ast.Tuple) and not any(isinstance(part, ast.Starred) for part in target.elts)
+            return len(target.elts) if known else None  # type: ignore[attr-defined]
+        call = scope.call(whole) if isinstance(whole, ast.Call) and whole.func is parent else None
+    elif isinstance(parent, ast.Subscript) and parent.value is use:
+        return _complete(parent.slice)
+    else:
+        call = scope.call(parent)
+        if isinstance(parent, ast.Call) and parent.args[:1] == [use]:
+            rank = next((RANKS[name] for name in scope.layers(parent.func) if name in RANKS), None)
+            if rank is not None:
+                return rank
+            if scope.layers(parent.func) and all(name in SAME_RANK for name in scope.layers(parent.func)):
+                return _rank_later(scope, parent, depth)
+    if call is None or call.input is not use:
+        return None
+    if call.name == "permute":
+        return len(call.dims) if call.dims is not None and len(call.dims) > 1 else None
+    if not call.is_method and f"torch.nn.functional.{call.name}" in RANKS:
+        return RANKS[f"torch.nn.functional.{call.name}"]
+    if call.name in ("bmm", "baddbmm"):
+        return 3
+    return _rank_later(scope, call.node, depth) if call.name in SAME_SHAPE else None
+
+
+def _rank_later(scope: Scope, node: ast.Call, depth: int) -> int | None:
+    """What is told of the name that a call of the same rank is given to."""
+    binding = scope.binding_of(node)
+    if binding is None:
+        parent = scope.parent(node)
+        statement = scope.parent(parent) if isinstance(parent, ast.Tuple) else None
+        bound = scope.flow.bound_by(statement) if isinstance(statement, ast.Assign) else []
+        binding = next((b for b in bound if b.value is node), None)
+    return _told_rank(scope, binding, depth) if binding is not None else None
+
+
+def _asks_for_rank(scope: Scope, use: ast.AST) -> bool:
+    """Whether a branch asks how many axes there are: elsewhere there are others."""
+    for child, parent in scope.function.above(use):
+        if isinstance(parent, (ast.If, ast.IfExp)) and child is not parent.test:
+            asked = {n.attr for n in ast.walk(parent.test) if isinstance(n, ast.Attribute)}
+            if asked & {"ndim", "dim", "shape", "ndimension"}:
+                return True
+    return False
+
+
+def _written_rank(scope: Scope, binding: Binding) -> int | None:
+    """What a comment at the end of the statement, or the docstring, says: ``# (B, C, H, W)``, ``x: (B, N, C)``."""
+    if binding.parameter is not None:
+        text = ast.get_docstring(scope.function.node) or ""
+        found = re.search(rf"\b{re.escape(binding.parameter.arg)}\b[^\n(\[]{{0,24}}([(\[][^\n]*)", text)
+        return _axes_of(found[1]) if found else None
+    statement = binding.statement
+    if not isinstance(statement, (ast.Assign, ast.AnnAssign)) or len(scope.flow.bound_by(statement)) != 1:
+        return None
+    comment = scope.source.comment(statement.end_lineno or 0)
+    found = re.match(r"#+\s*(?:\w+\s*[:=]\s*|->\s*)?([(\[].*)", comment)
+    return _axes_of(found[1]) if found else None
+
+
+def _axes_of(text: str) -> int | None:
+    """How many axes ``(B, C, H, W)`` has; three or more, or two in capitals."""
+    found = re.match(r"[(\[]([\w\s*/+.,-]*)[)\]]", text)
+    axes = [axis.strip() for axis in found[1].split(",")] if found else []
+    named = all(axis and not axis.startswith(".") and not axis.replace(".", "").isdigit() for axis in axes[:1])
+    plain = named and all(re.fullmatch(r"[A-Za-z_]\w*(\s*[*/+-]\s*\w+)*|\d+", axis) for axis in axes)
+    capitals = axes and all(axis[:1].isupper() or axis.isdigit() for axis in axes)
+    return len(axes) if plain and (capitals or len(axes) > 2) and len(axes) > 1 else None
+
+
+def _of_attribute(scope: Scope, node: ast.Attribute, depth: int) -> Shape:
+    owner = scope.function.owner
+    name = scope.file.qualified(node) or ""
+    if owner is not None and name.startswith("self."):
+        if name.count(".") == 1:
+            return _of_creation(scope, owner.buffers.get(node.attr))
+        if node.attr == "weight" and {"torch.nn.Embedding", "torch.nn.Linear"} & {*scope.layers(node.value)}:
+            return Shape(rank=2)
+    if node.attr in ("T", "mT", "data"):
+        return Shape(rank=shape(scope, node.value, depth).rank)
+    return _UNKNOWN
+
+
+def _of_creation(scope: Scope, node: ast.expr | None) -> Shape:
+    """Of ``torch.zeros(1, 1, n)``, and what is done with it."""
+    if not isinstance(node, ast.Call):
+        return _UNKNOWN
+    name = (scope.file.qualified(node.func) or "").rpartition(".")
+    if name[0] == "torch" and name[2] in CREATORS | {"rand", "randn"}:
+        return _sized(node.args[:1] if name[2] == "full" else node.args)
+    if name[0] == "torch" and name[2] in ("arange", "linspace", "eye"):
+        return Shape(rank=2 if name[2] == "eye" else 1)
+    return _UNKNOWN
+
+
+def _sized(sizes: Sequence[ast.expr]) -> Shape:
+    """``1, n, 1`` or ``(1, n, 1)``."""
+    if len(sizes) >= 1 and isinstance(sizes[0], (ast.Tuple, ast.List)):
+        sizes = sizes[0].elts
+    elif len(sizes) == 1 and integer(sizes[0]) is None:
+        return _UNKNOWN  # a size, or several
+    if not sizes or any(isinstance(size, ast.Starred) for size in sizes):
+        return _UNKNOWN
+    return Shape(frozenset(i for i, size in enumerate(sizes) if integer(size) == 1), len(sizes))
+
+
+def _complete(index: ast.expr) -> int | None:
+    """How many axes an index tells: who writes the last one out as ``:`` has written them all."""
+    items = index.elts if isinstance(index, ast.Tuple) else [index]
+    axes = [item for item in items if not (isinstance(item, ast.Constant) and item.value is None)]
+    if any(isinstance(item, ast.Constant) and item.value is Ellipsis for item in items) or len(items) < 2:
+        return None
+    return len(axes) if is_whole(items[-1]) else None
+
+
+def _of_item(index: ast.expr, base: Shape) -> Shape:
+    """Of what ``index`` takes out of a tensor."""
+    items = index.elts if isinstance(index, ast.Tuple) else [index]
+    rank = base.rank if base.rank is not None else _complete(index)
+    taking = [item for item in items if not (isinstance(item, ast.Constant) and item.value in (None, Ellipsis))]
+    if any(not isinstance(item, (ast.Slice, ast.List)) and integer(item) is None for item in taking):
+        return _UNKNOWN  # a mask, or indices
+    if rank is not None and rank < len(taking):
+        return _UNKNOWN
+    ones: set[int] = set()
+    front = at = 0  # of the result, and of the tensor
+    behind = False
+    taken = sum(integer(item) is not None for item in taking)
+    for i, item in enumerate(items):
+        if isinstance(item, ast.Constant) and item.value is Ellipsis:
+            behind = True
+            if rank is not None:
+                kept = rank - len(taking)
+                ones |= {front + k for k in range(kept) if at + k in base.ones or at + k - rank in base.ones}
+                front, at = front + kept, at + kept
+            continue
+        if isinstance(item, ast.Constant) and item.value is None:
+            ones.add(front if rank is not None or not behind else i - len(items))
+            front += 1
+        elif integer(item) is not None:
+            at += 1
+            if rank is None and behind:
+                ones = {axis for axis in ones if axis >= 0}
+        else:
+            stays = at in base.ones and (rank is not None or not behind)
+            if (is_whole(item) and stays) or _is_one_wide(item):
+                ones.add(front if rank is not None or not behind else i - len(items))
+            front, at = front + 1, at + 1
+    if rank is None:
+        integers_after = any(integer(item) is not None for item in items)
+        return Shape(frozenset(ones)) if not integers_after else _UNKNOWN
+    ones |= {front + k for k in range(rank - at) if at + k in base.ones or at + k - rank in base.ones}
+    new = sum(isinstance(item, ast.Constant) and item.value is None for item in items)
+    return Shape.of(ones, rank - taken + new)
+
+
+def _is_one_wide(item: ast.expr) -> bool:
+    """``:1``, ``2:3``."""
+    if not isinstance(item, ast.Slice) or item.step is not None:
+        return False
+    lower, upper = 0 if item.lower is None else integer(item.lower), integer(item.upper)
+    return lower is not None and lower >= 0 and upper == lower + 1
+
+
+def is_whole(item: ast.AST) -> bool:
+    """Whether it is ``:``."""
+    return isinstance(item, ast.Slice) and item.lower is None and item.upper is None and item.step is None
+
+
+def _of_product(left: Shape, right: Shape) -> Shape:
+    if left.rank is None or right.rank is None or min(left.rank, right.rank) < 2:
+        return _UNKNOWN
+    return Shape(rank=max(left.rank, right.rank))
+
+
+def _broadcast(scope: Scope, operands: Iterable[ast.expr], depth: int) -> Shape:
+    """Of what an elementwise function makes of several."""
+    known = [shape(scope, o, depth) for o in operands if not _is_scalar(scope, o)]
+    if not known:
+        return _UNKNOWN
+    if len(known) == 1:
+        return known[0]
+    backs = [one.from_back() for one in known]
+    ones = frozenset.intersection(*(back for back in backs if back is not None)) if None not in backs else frozenset()
+    if any(one.rank is None for one in known):
+        return Shape(ones)
+    rank = max(one.rank or 0 for one in known)
+    missing = [{*(back or ()), *range(-rank, -(one.rank or 0))} for one, back in zip(known, backs, strict=True)]
+    return Shape.of(set.intersection(*missing), rank)
+
+
+def _is_scalar(scope: Scope, node: ast.expr) -> bool:
+    if isinstance(node, ast.Constant) or scope.kind(node) is Kind.SIZE:
+        return True
+    if isinstance(node, ast.UnaryOp):
+        return _is_scalar(scope, node.operand)
+    if isinstance(node, ast.BinOp):
+        return _is_scalar(scope, node.left) and _is_scalar(scope, node.right)
+    return (scope.file.qualified(node.func) or "").startswith("math.") if isinstance(node, ast.Call) else False
+
+
+def _of_call(scope: Scope, node: ast.Call, depth: int) -> Shape:
+    layers = scope.layers(node.func)
+    if layers:
+        ranks = {RANKS.get(name) for name in layers}
+        if len(ranks) == 1 and None not in ranks:
+            pooled = layers == ["torch.nn.AdaptiveAvgPool2d"] and _pools_all(scope, node)
+            given = shape(scope, node.args[0], depth).ones if node.args else frozenset()
+            return Shape(frozenset((2, 3)) if pooled else given & {2, 3, 4}, ranks.pop())  # 1 pixel stays 1
+        if node.args and all(name in SAME_RANK for name in layers):
+            before = shape(scope, node.args[0], depth)
+            last = {-1, before.rank - 1 if before.rank is not None else -1}
+            return Shape(before.ones - last if layers == ["torch.nn.Linear"] else before.ones, before.rank)
+        return _UNKNOWN
+    call = scope.call(node)
+    made = _of_creation(scope, node)
+    if call is None or made is not _UNKNOWN:
+        return made
+    if not call.is_method and f"torch.nn.functional.{call.name}" in RANKS:
+        return Shape(rank=RANKS[f"torch.nn.functional.{call.name}"])
+    if call.name == "unsqueeze":
+        return _unsqueezed(shape(scope, call.input, depth), integer(call.get(0, "dim")))
+    if call.is_method and call.name in ("view", "reshape", "new_zeros", "new_ones", "new_empty"):
+        return _sized(call.arguments)
+    if call.is_method and call.name in ("expand", "repeat"):
+        return Shape(rank=_sized(call.arguments).rank)
+    if call.name == "reshape":
+        return _sized(call.arguments)
+    if call.name in SAME_SHAPE | LIKE_CREATORS:
+        return shape(scope, call.input, depth)
+    if call.name in ARITHMETIC:
+        return _broadcast(scope, (call.input, *call.arguments), depth)
+    return _of_other(scope, call, depth)
+
+
+def _pools_all(scope: Scope, node: ast.Call) -> bool:
+    owner = scope.function.owner
+    made = owner.attributes.get((scope.file.qualified(node.func) or "").removeprefix("self.")) if owner else None
+    return isinstance(made, ast.Call) and len(made.args) == 1 and integer(made.args[0]) == 1
+
+
+def _of_other(scope: Scope, call: Call, depth: int) -> Shape:
+    """Of functions that move, sum or join axes."""
+    if call.name in ("matmul", "mm"):
+        others = [shape(scope, a, depth) for a in call.arguments[:1]]
+        return _of_product(shape(scope, call.input, depth), others[0]) if others else _UNKNOWN
+    if call.name == "bmm":
+        return Shape(rank=3)
+    if call.name == "einsum":
+        equation = call.input.value if isinstance(call.input, ast.Constant) else None
+        if not isinstance(equation, str) or "->" not in equation or "." in equation:
+            return _UNKNOWN
+        return Shape(rank=len(equation.partition("->")[2].replace(" ", "")))
+    if call.name in ("cat", "concat", "concatenate", "stack"):
+        items = call.input.elts if isinstance(call.input, (ast.List, ast.Tuple)) else []
+        ranks = {shape(scope, item, depth).rank for item in items[:4]} - {None}
+        rank = ranks.pop() if len(ranks) == 1 else None
+        return Shape(rank=rank + 1 if rank is not None and call.name == "stack" else rank)
+    before = shape(scope, call.input, depth)
+    if call.name in ("permute", "transpose", "movedim", "swapaxes"):
+        told = (
+            len(call.dims) if call.name == "permute" and call.dims is not None and len(call.dims) > 1 else before.rank
+        )
+        return Shape(rank=told)
+    rank = before.rank
+    if call.name == "flatten" and rank is not None:
+        first, last = (
+            integer(call.get(0, "start_dim") or ast.Constant(0)),
+            integer(call.get(1, "end_dim") or ast.Constant(-1)),
+        )
+        joined = (last % rank) - (first % rank) if first is not None and last is not None else None
+        return Shape(rank=rank - joined) if joined is not None else _UNKNOWN
+    if call.name == "squeeze":
+        axis = integer(call.get(0, "dim"))
+        return Shape(rank=rank - 1) if rank is not None and axis is not None else _UNKNOWN
+    if call.name in REDUCTIONS | {"max", "min"}:
+        return _reduced(before, call)
+    return _UNKNOWN
+
+
+def _unsqueezed(before: Shape, axis: int | None) -> Shape:
+    if axis is None:
+        return _UNKNOWN
+    if before.rank is not None:
+        rank = before.rank + 1
+        at = axis % rank if -rank <= axis < rank else 0
+        return Shape.of({a + (a >= at) for a in Shape.of(before.ones, before.rank).ones} | {at}, rank)
+    # Axes on the side that is counted from keep their place only in front of the new one.
+    kept = {a for a in before.ones if (a >= 0) == (axis >= 0) and (a < axis if axis >= 0 else a > axis)}
+    return Shape(frozenset({axis, *kept}))
+
+
+def _reduced(before: Shape, call: Call) -> Shape:
+    node = call.get(0, "dim", "axis")
+    items = node.elts if isinstance(node, (ast.Tuple, ast.List)) else [node]
+    dims = [integer(item) for item in items]
+    if before.rank is None:
+        keeps = isinstance(keep := call.get(1, "keepdim"), ast.Constant) and keep.value is True
+        known = {d for d in dims if d is not None}
+        return Shape(frozenset(known) | before.ones) if keeps and None not in dims else _UNKNOWN
+    if None in dims:
+        return _UNKNOWN
+    keep = call.get(1, "keepdim")
+    axes = {d % before.rank for d in dims if d is not None}
+    ones = Shape.of(before.ones, before.rank).ones
+    if isinstance(keep, ast.Constant) and keep.value is True:
+        return Shape.of(ones | axes, before.rank)
+    if keep is not None:
+        return _UNKNOWN
+    left = [axis for axis in range(before.rank) if axis not in axes]
+    return Shape.of({i for i, axis in enumerate(left) if axis in ones}, len(left))
