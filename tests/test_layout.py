@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -21,6 +23,13 @@ LONGEST_FILE = 600
 
 MOST_KERNELS, MOST_KERNEL_LINES = 62, 21_773
 """Of csrc. Lower them with what goes."""
+
+TRACERS = (
+    *("complex", "conversions", "corrections", "decompose", "dynamo", "exact", "jit_graph", "torchscript"),
+    "translations",
+)
+MOST_TRACER_LINES = 1_866
+"""With code, of the files of svexport/exporter that correct the two tracers. Lower it with what goes."""
 
 MANY_ARGUMENTS = {
     # The schema of an op: its reference, implementation and body have its inputs and attributes in order.
@@ -63,6 +72,19 @@ def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 def arguments_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     names = [a.arg for a in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)]
     return len(names) - (names[:1] in (["self"], ["cls"]))
+
+
+def lines_with_code(text: str) -> int:
+    """Without blank lines, and those of comments and docstrings alone."""
+    said = {
+        line
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        for line in range(node.lineno, (node.end_lineno or 0) + 1)
+    }
+    nothing = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return len({n for t in tokens if t.type not in nothing for n in range(t.start[0], t.end[0] + 1)} - said)
 
 
 def imported(path: str, tree: ast.AST) -> Iterator[str]:
@@ -146,6 +168,18 @@ def test_functions_are_short(limit: str) -> None:
 def test_files_are_of_one_subject() -> None:
     lengths = {path: (PACKAGE / path).read_text("utf-8").count("\n") for path in sources()}
     assert not {path: length for path, length in lengths.items() if length > LONGEST_FILE}
+
+
+def test_lines_with_code_are_counted() -> None:
+    text = '"""Of a file."""\n\nX = (\n    1,  # one\n    # two\n)\n"""Of X."""\n\n\n'
+    text += 'def f():\n    """Of f.\n\n    """\n    return """a\nb"""\n'
+    assert lines_with_code(text) == 6
+
+
+def test_corrections_of_tracers_are_few() -> None:
+    """What one tracer needs is a rule for both, wherever it can be."""
+    lines = sum(lines_with_code((PACKAGE / "exporter" / f"{name}.py").read_text("utf-8")) for name in TRACERS)
+    assert lines <= MOST_TRACER_LINES, f"{lines} lines, {MOST_TRACER_LINES} at most: say each meaning once"
 
 
 def test_kernels_are_few() -> None:

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from svexport.errors import ExportError
 from svexport.exporter.aten.pool import is_known
-from svexport.exporter.constants import leaves_of, mapped
+from svexport.exporter.constants import called, leaves_of, mapped
 from svexport.exporter.opsets import LATER
 from svexport.tracing.arguments import FlatModel
 from svexport.tracing.source import shown_line, user_line
@@ -43,7 +43,7 @@ class ComplexParts(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        name = _name(func)
+        name = called(func)
         if name in _OF_TYPES:
             return func(*args, **kwargs)
         given = list(leaves_of((args, kwargs)))
@@ -112,14 +112,6 @@ class Complex(Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         raise RuntimeError(f"{func} cannot be computed with complex numbers in a file, which ONNX has none of")
-
-
-def _name(func: Any) -> str:
-    """``mul``, ``__getitem__``, ``shape``, ``fft_rfft2``: of methods, functions, properties and operators alike."""
-    if isinstance(func, torch._ops.OpOverload):
-        return func._schema.name.partition("::")[2]
-    name = getattr(func, "__name__", "")
-    return func.__self__.__name__ if name == "__get__" else name
 
 
 def _is_complex(value: Any) -> bool:

@@ -24,6 +24,7 @@ __all__ = [
     "MOST_BYTES",
     "ConstantValues",
     "NotTraced",
+    "called",
     "leaves_of",
     "mapped",
     "lines_of_sizes",
@@ -307,13 +308,18 @@ def _held(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_buffers(remove_duplicate=False)
 
 
-def _name(func: Any) -> str:
+def called(func: Any) -> str:
+    """``mul``, ``__getitem__``, ``shape``, ``fft_rfft2``: of methods, functions, properties and operators alike."""
     if isinstance(func, torch._ops.OpOverload):
         return func._schema.name.partition("::")[2]
-    name = getattr(func, "__name__", "")
-    if name == "__get__" and getattr(func.__self__, "__name__", "") in _VIEWS:
-        return func.__self__.__name__
-    return name
+    name: str = getattr(func, "__name__", "")
+    return getattr(func.__self__, "__name__", name) if name == "__get__" else name
+
+
+def _name(func: Any) -> str:
+    """As :func:`called`, of properties that are no views the same."""
+    name = called(func)
+    return "__get__" if getattr(func, "__name__", "") == "__get__" and name not in _VIEWS else name
 
 
 def _is_in_place(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

@@ -129,8 +129,8 @@ def _put(x: Tensor, keys: Sequence[Any], values: Tensor) -> Tensor:
     before, key, after = keys[:dim], keys[dim], keys[dim + 1 :]
     if isinstance(key, int):
         return x.select_scatter(_put(x.select(dim, key), [*before, *after], values), dim, key)
-    inner = _put(torch.ops.aten.slice(x, dim, key.start, key.stop), [*before, slice(None), *after], values)
-    return x.slice_scatter(inner, dim, key.start, key.stop)
+    inner = _put(torch.ops.aten.slice(x, dim, *_bounds(key)), [*before, slice(None), *after], values)
+    return x.slice_scatter(inner, dim, *_bounds(key))
 
 
 def _is_whole(key: Any) -> bool:
@@ -141,8 +141,12 @@ def _is_place(key: Any) -> bool:
     """Whether a key is an index, or a span of numbers that any size has in that order."""
     if not isinstance(key, slice):
         return isinstance(key, (int, Tensor)) and not isinstance(key, bool)
-    bounds = 0 if key.start is None else key.start, END if key.stop is None else key.stop
+    bounds = _bounds(key)
     return key.step in (None, 1) and all(isinstance(n, int) for n in bounds) and not depends_on_size(*bounds)
+
+
+def _bounds(key: slice) -> tuple[Any, Any]:
+    return 0 if key.start is None else key.start, END if key.stop is None else key.stop
 
 
 def _taker(library: torch.library.Library, overload: torch._ops.OpOverload) -> Callable[..., None]:

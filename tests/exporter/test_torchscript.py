@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import pytest
 import torch
 from torch import Tensor, nn
@@ -124,6 +125,25 @@ def test_what_torch_export_gets_wrong(wrong: bool, monkeypatch: pytest.MonkeyPat
     assert report.verified
     assert report.nodes == {"Sigmoid": 1}
     assert "the file by torch.export is not right: the exported file" in report.notes[-1]
+
+
+@pytest.mark.parametrize("opset", [11, 18])
+def test_an_optimizer_that_fails(opset: int, monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    """The other tracer takes the model where it can; else the error says what failed."""
+
+    def failing(self: torch.onnx.ONNXProgram) -> None:
+        raise ir.passes.PassError("the pass has met its end")
+
+    monkeypatch.setattr(torch.onnx.ONNXProgram, "optimize", failing)
+    x, path = torch.randn(2, 3), tmp_path / "m.onnx"
+    if opset < 18:
+        report = svexport.export(nn.Sigmoid(), x, path, opset=opset)
+        assert report.verified
+        assert "the pass has met its end" in report.notes[-1]
+        return
+    with pytest.raises(svexport.ExportError, match=r"at opset 18: the pass has met its end"):
+        svexport.export(nn.Sigmoid(), x, path, opset=opset)
+    assert not list(tmp_path.iterdir())
 
 
 def test_neither_is_right(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
