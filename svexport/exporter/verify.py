@@ -25,11 +25,11 @@ from svexport.exporter.agreement import (
     hold_closely,
     jumps,
     mostly_unlike,
-    same_again,
     ties,
 )
 from svexport.exporter.beside import FileBeside
 from svexport.exporter.borders import ANYWAY, MOST_RUNS, WITHOUT_NUMBERS, Borders, refuse_beyond
+from svexport.exporter.drawn import refuse_drawn
 from svexport.exporter.empty import compare_empty
 from svexport.exporter.finish import Signature
 from svexport.exporter.followed import Sizes
@@ -492,7 +492,10 @@ class Verification:
         return results
 
     def raise_failed(self) -> None:
-        """Raises :class:`VerificationError` if any output differs."""
+        """Raises :class:`VerificationError` if any output differs, or would of other random numbers."""
+        if self._random:
+            with self.as_files:
+                refuse_drawn(self.model, self.tensors, self.held_to, self.state.restore)
         failed = sorted((p for p in self.results if not p.ok), key=lambda p: p.max_rel, reverse=True)
         if not failed:
             return
@@ -513,10 +516,6 @@ class Verification:
         """The usual cause of an output that differs."""
         inputs, actual = self._failing[worst.run]
         with self.as_files:
-            if self._random and not same_again(self.model, inputs, self.held_to):
-                return (
-                    "forward draws random numbers, and a file draws others: draw them outside, and pass them as inputs"
-                )
             found = ties(self.model, inputs, actual, self.held_to)
         if found:
             return (
