@@ -22,7 +22,6 @@ __all__ = [
     "hold_closely",
     "jumps",
     "mostly_unlike",
-    "same_again",
     "ties",
 ]
 
@@ -69,12 +68,6 @@ def jumps(
 def _size(tensor: Tensor) -> float:
     """The largest number of a tensor, or 1 of nothing."""
     return float(tensor.abs().amax()) or 1.0 if tensor.numel() else 1.0
-
-
-def same_again(model: nn.Module, inputs: Sequence[Tensor], held_to: Tolerances) -> bool:
-    """Whether the model returns the same twice, within the tolerances; one that draws random numbers may not."""
-    once, again = (model(*(t.clone() for t in inputs)) for _ in range(2))
-    return all(held("", e, a, "", held_to).ok for e, a in zip(once, again, strict=True))
 
 
 def ties(model: nn.Module, inputs: Sequence[Tensor], actual: Sequence[Tensor], held_to: Tolerances) -> str:

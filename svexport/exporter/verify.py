@@ -25,11 +25,12 @@ from svexport.exporter.agreement import (
     hold_closely,
     jumps,
     mostly_unlike,
-    same_again,
     ties,
 )
 from svexport.exporter.beside import FileBeside
 from svexport.exporter.borders import ANYWAY, MOST_RUNS, WITHOUT_NUMBERS, Borders, refuse_beyond
+from svexport.exporter.counted import refuse_counted
+from svexport.exporter.drawn import refuse_drawn
 from svexport.exporter.empty import compare_empty
 from svexport.exporter.finish import Signature
 from svexport.exporter.followed import Sizes
@@ -492,7 +493,10 @@ class Verification:
         return results
 
     def raise_failed(self) -> None:
-        """Raises :class:`VerificationError` if any output differs."""
+        """Raises :class:`VerificationError` if any output differs, or would of other random numbers."""
+        if self._random:
+            with self.as_files:
+                refuse_drawn(self.model, self.tensors, self.held_to, self.state.restore)
         failed = sorted((p for p in self.results if not p.ok), key=lambda p: p.max_rel, reverse=True)
         if not failed:
             return
@@ -511,13 +515,8 @@ class Verification:
 
     def _usual(self, worst: Parity) -> str:
         """The usual cause of an output that differs."""
-        inputs, actual = self._failing[worst.run]
         with self.as_files:
-            if self._random and not same_again(self.model, inputs, self.held_to):
-                return (
-                    "forward draws random numbers, and a file draws others: draw them outside, and pass them as inputs"
-                )
-            found = ties(self.model, inputs, actual, self.held_to)
+            found = ties(self.model, *self._failing[worst.run], self.held_to)
         if found:
             return (
                 f"Some values are equal, which torch may return in any order, ONNX by their places: {found}. Nothing "
@@ -587,6 +586,7 @@ class Verification:
         with self.as_files:
             unproven = Unproven(self.model, self.inputs, self._ways, self._compared.values(), self._held)
             found = unproven.values(guarded.values) or ([] if guarded.sizes else unproven.counts())
+            refuse_counted(self.model, self.tensors, self.held_to, self.state)
         if found:
             refuse_values(found, self.input_names)
         if turns := self._borders.beyond():

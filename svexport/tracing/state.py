@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
-__all__ = ["State", "random_state", "same_random_state", "unchanged"]
+__all__ = ["Counter", "State", "random_state", "same_random_state", "unchanged"]
 
 MAX_PARAMETER_BYTES = 2**30
 
 _CONTAINERS = (list, dict, set, deque)
+
+
+class Counter(NamedTuple):
+    """A number of a model that forward makes larger or smaller.
+
+    Attributes:
+        now: its value.
+        advance: sets it to so many more than it was, or less.
+    """
+
+    now: float
+    advance: Callable[[int], None]
 
 
 class State:
@@ -87,6 +101,38 @@ class State:
                 if (key in old) != (key in new) or not _same(before, after):
                     names.append(f"{name}.{key}" if name else key)
         return list(dict.fromkeys(names))
+
+    def counters(self) -> dict[str, Counter]:
+        """Numbers that are others now, by a whole one, by name."""
+        found: dict[str, Counter] = {}
+        for name, module, attributes, contents in self._attributes:
+            now = vars(module)
+            for key, before in {**attributes, **contents.get("_buffers", {})}.items():
+                place = f"{name}.{key}" if name else key
+                if isinstance(before, Tensor) and before.numel() == 1 and id(before) in self._values:
+                    was, after = self._values[id(before)][1].item(), before.item()
+                    if step := _step(was, after):
+                        found[place] = Counter(after, partial(_fill, before, was, step))
+                elif step := _step(before, now.get(key)):
+                    found[place] = Counter(now[key], partial(_set, now, key, before, step))
+        return found
+
+
+def _step(before: Any, after: Any) -> int:
+    """1 or -1 where a number became larger or smaller by a whole one, 0 of anything else."""
+    if type(before) is not type(after) or type(before) not in (int, float):
+        return 0
+    change = after - before
+    return int(math.copysign(1, change)) if change and math.isfinite(change) and change == round(change) else 0
+
+
+def _fill(tensor: Tensor, was: float, step: int, count: int) -> None:
+    with torch.no_grad():
+        tensor.fill_(was + step * count)
+
+
+def _set(attributes: dict[str, Any], key: str, was: float, step: int, count: int) -> None:
+    attributes[key] = was + step * count
 
 
 def random_state() -> dict[str, Any]:
