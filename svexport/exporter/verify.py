@@ -448,7 +448,13 @@ class Verification:
     ) -> list[Parity] | None:
         """How each output agrees; None, and why, where torch's own results say nothing."""
         found = [held(name, e, a, run, self.held_to, _is_far(run)) for name, e, a in pairs]
-        same_way = partial(self._same_way, run)
+        fails = not all(p.ok for p in found)
+
+        def same_way(model: nn.Module, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+            results, steady = self._same_way(run, model, inputs, fails and self._copies.repeats)
+            rounding.steady |= steady
+            return results
+
         # Of failing given inputs how far torch is from itself counts, not only whether that explains it.
         any_order = run != "given" or all(p.ok for p in found)
         rounding = Rounding(
@@ -477,18 +483,21 @@ class Verification:
                     return None
         return found
 
-    def _same_way(self, run: str, model: nn.Module, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-        """What a model computes; raises :class:`AnotherWay` where Python decides by values another way."""
+    def _same_way(
+        self, run: str, model: nn.Module, inputs: Sequence[Tensor], asked: bool
+    ) -> tuple[Sequence[Tensor], bool]:
+        """What a model computes, and, where that is asked, whether by the steps of a run, of the same numbers of Python
+        and tensors of its own; raises :class:`AnotherWay` where Python decides by values another way."""
         usual = self._ways[run]
-        if not usual.exits:
-            return model(*inputs)
+        if not usual.exits and not asked:
+            return model(*inputs), False
         learned = self._borders.new_run(inputs) if self._resized.given else None
         with Way(inputs, [*model.parameters(), *model.buffers()], sizes=learned) as way:
             results = model(*inputs)
         way.end(results)
         if not way.decides_like(usual):
             raise AnotherWay
-        return results
+        return results, way.same_flow(usual) and not way.foreign
 
     def raise_failed(self) -> None:
         """Raises :class:`VerificationError` if any output differs."""
