@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from svexport.exporter.followed import Sizes
 from svexport.exporter.rounding import Rounding, Tolerances
+from svexport.exporter.way import Way
 from svexport.parity import Parity, parity
 from svexport.tracing.quantizers import largest
 from svexport.tracing.ties import StableOrder
@@ -23,6 +25,7 @@ __all__ = [
     "jumps",
     "mostly_unlike",
     "same_again",
+    "same_way",
     "ties",
 ]
 
@@ -75,6 +78,25 @@ def same_again(model: nn.Module, inputs: Sequence[Tensor], held_to: Tolerances) 
     """Whether the model returns the same twice, within the tolerances; one that draws random numbers may not."""
     once, again = (model(*(t.clone() for t in inputs)) for _ in range(2))
     return all(held("", e, a, "", held_to).ok for e, a in zip(once, again, strict=True))
+
+
+def same_way(
+    usual: Way, model: nn.Module, inputs: Sequence[Tensor], sizes: Callable[[], Sizes] | None, asked: bool
+) -> tuple[Sequence[Tensor], bool]:
+    """What a model computes once more, and, where that is ``asked``, whether by the steps of its usual way, of the same
+    numbers of Python and tensors of its own: then it remembers nothing.
+
+    Raises:
+        AnotherWay: where Python decides by values another way.
+    """
+    if not usual.exits and not asked:
+        return model(*inputs), False
+    with Way(inputs, [*model.parameters(), *model.buffers()], sizes=sizes() if sizes else None) as way:
+        results = model(*inputs)
+    way.end(results)
+    if not way.decides_like(usual):
+        raise AnotherWay
+    return results, way.same_flow(usual) and not way.foreign
 
 
 def ties(model: nn.Module, inputs: Sequence[Tensor], actual: Sequence[Tensor], held_to: Tolerances) -> str:
