@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from svexport.exporter.followed import Sizes
 from svexport.exporter.rounding import Rounding, Tolerances
+from svexport.exporter.way import Way
 from svexport.parity import Parity, parity
 from svexport.tracing.quantizers import largest
 from svexport.tracing.ties import StableOrder
@@ -22,6 +24,7 @@ __all__ = [
     "hold_closely",
     "jumps",
     "mostly_unlike",
+    "same_way",
     "ties",
 ]
 
@@ -68,6 +71,25 @@ def jumps(
 def _size(tensor: Tensor) -> float:
     """The largest number of a tensor, or 1 of nothing."""
     return float(tensor.abs().amax()) or 1.0 if tensor.numel() else 1.0
+
+
+def same_way(
+    usual: Way, model: nn.Module, inputs: Sequence[Tensor], sizes: Callable[[], Sizes] | None, asked: bool
+) -> tuple[Sequence[Tensor], bool]:
+    """What a model computes once more, and, where that is ``asked``, whether by the steps of its usual way, of the same
+    numbers of Python and tensors of its own: then it remembers nothing.
+
+    Raises:
+        AnotherWay: where Python decides by values another way.
+    """
+    if not usual.exits and not asked:
+        return model(*inputs), False
+    with Way(inputs, [*model.parameters(), *model.buffers()], sizes=sizes() if sizes else None) as way:
+        results = model(*inputs)
+    way.end(results)
+    if not way.decides_like(usual):
+        raise AnotherWay
+    return results, way.same_flow(usual) and not way.foreign
 
 
 def ties(model: nn.Module, inputs: Sequence[Tensor], actual: Sequence[Tensor], held_to: Tolerances) -> str:

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from svexport.errors import EngineError, VerificationError
 from svexport.exporter.agreement import (
     CLOSEST,
-    AnotherWay,
     allow_rounding,
     closely,
     held,
     hold_closely,
     jumps,
     mostly_unlike,
+    same_way,
     ties,
 )
 from svexport.exporter.beside import FileBeside
@@ -450,11 +450,18 @@ class Verification:
     ) -> list[Parity] | None:
         """How each output agrees; None, and why, where torch's own results say nothing."""
         found = [held(name, e, a, run, self.held_to, _is_far(run)) for name, e, a in pairs]
-        same_way = partial(self._same_way, run)
+        fails = not all(p.ok for p in found)
+
+        def again(model: nn.Module, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+            sizes = partial(self._borders.new_run, inputs) if self._resized.given else None
+            results, steady = same_way(self._ways[run], model, inputs, sizes, fails and self._copies.repeats)
+            rounding.steady |= steady
+            return results
+
         # Of failing given inputs how far torch is from itself counts, not only whether that explains it.
         any_order = run != "given" or all(p.ok for p in found)
         rounding = Rounding(
-            self.model, inputs, [e for _, e, _ in pairs], self._copies, same_way, perturbed_first=any_order
+            self.model, inputs, [e for _, e, _ in pairs], self._copies, again, perturbed_first=any_order
         )
         with self.as_files:
             if all(p.ok for p in found):
@@ -472,25 +479,12 @@ class Verification:
                         return None
         if _is_far(run) and not all(p.ok for p in found) and rounding.repeats:
             with self.as_files:
-                if jumps(lambda *near: same_way(self.model, near), inputs, pairs, found):
+                if jumps(lambda *near: again(self.model, near), inputs, pairs, found):
                     self.skipped.append(
                         f"{run}: torch's results there jump where inputs change by a millionth, of equal values say"
                     )
                     return None
         return found
-
-    def _same_way(self, run: str, model: nn.Module, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-        """What a model computes; raises :class:`AnotherWay` where Python decides by values another way."""
-        usual = self._ways[run]
-        if not usual.exits:
-            return model(*inputs)
-        learned = self._borders.new_run(inputs) if self._resized.given else None
-        with Way(inputs, [*model.parameters(), *model.buffers()], sizes=learned) as way:
-            results = model(*inputs)
-        way.end(results)
-        if not way.decides_like(usual):
-            raise AnotherWay
-        return results
 
     def raise_failed(self) -> None:
         """Raises :class:`VerificationError` if any output differs, or would of other random numbers."""

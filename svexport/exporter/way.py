@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from svexport.exporter.followed import Sizes, formula, is_found
 from svexport.exporter.found import deciding, finding, returns_found
+from svexport.ops._op import DOMAIN
 from svexport.tracing.source import caller, is_own, shown_line, user_line
 
 __all__ = ["Exit", "Forced", "ForcedError", "Guards", "TooLong", "Way"]
@@ -118,6 +119,7 @@ class Way(TorchFunctionMode):
         ranges: how many there are of what an input's integers index, by that input's index.
         finds: how many were found by functions that return as many as values say.
         counts: lines of the user's code that get the sizes of such results.
+        foreign: whether an op was called that is neither torch's nor ours, which may remember what it likes.
     """
 
     def __init__(
@@ -144,6 +146,7 @@ class Way(TorchFunctionMode):
         self.taken: dict[tuple[str, int, str], list[str]] = {}
         self.finds: list[int] = []
         self.counts: dict[tuple[str, int, str], Exit] = {}
+        self.foreign = False
         self._forced, self._count, self._most, self._sizes, self._numbers = forced, count, most, sizes, numbers
         self._dynamic = sizes is not None
         self._random = torch.Generator().manual_seed(forced.which) if forced else None
@@ -172,6 +175,7 @@ class Way(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if len(self._steps) > self._most:
             raise TooLong
+        self.foreign |= _is_foreign(func)
         seen = ""
         flow = (str(func) if name == "__get__" else name, self._given(args), self._given(kwargs))
         inputs = self._dependence([args[1:], kwargs] if name in _OF_SIZES else [args, kwargs])
@@ -469,6 +473,20 @@ def _drawn(x: Tensor, generator: torch.Generator) -> Tensor:
     else:
         drawn = exact * 10 ** (4 * noise - 2)
     return drawn.to(x.dtype) if x.is_floating_point() or x.is_complex() else drawn.round().to(x.dtype)
+
+
+def _is_foreign(func: Any) -> bool:
+    """Whether it is ``torch.ops.name.op`` of another library."""
+    if isinstance(func, torch._ops.OpOverloadPacket):
+        name = func._qualified_op_name
+    elif isinstance(func, torch._ops.OpOverload):
+        name = func._schema.name
+    else:
+        return False
+    return name.partition("::")[0] not in _NAMESPACES
+
+
+_NAMESPACES = {"aten", "prim", "prims", DOMAIN}
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

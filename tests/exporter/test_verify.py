@@ -693,6 +693,53 @@ class Remembers(nn.Module):
         return x - REMEMBERED[-2] if len(REMEMBERED) > 1 else x
 
 
+class Counts(nn.Module):
+    """Something of each call goes into the next one, by another way each."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+
+    def forward(self, x: Tensor) -> Tensor:
+        REMEMBERED.append(len(REMEMBERED))
+        count = REMEMBERED[-1]
+        x = x * 1.5 + 2
+        if self.way == "number":
+            return x * (1 + 0.01 * count)
+        if self.way == "tensor":
+            return x * torch.from_numpy(np.float32([1 + 0.01 * count]))
+        if self.way == "result":
+            return (x, x * 1.01)[count % 2]
+        if self.way == "autograd function":
+            return _Counting.apply(x)
+        return torch.ops.svexport_tests.counting(x)
+
+
+def _counted(x: Tensor) -> Tensor:
+    return x.detach() * (1 + 0.01 * REMEMBERED[-1])
+
+
+class _Counting(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return _counted(x)
+
+
+torch.library.define("svexport_tests::counting", "(Tensor x) -> Tensor")
+torch.library.impl("svexport_tests::counting", "CompositeImplicitAutograd", _counted)
+
+
+@pytest.mark.parametrize("way", ["number", "tensor", "result", "autograd function", "op"])
+def test_what_changes_with_every_call_excuses_nothing(way: str, tmp_path, monkeypatch) -> None:
+    """Nor do perturbed calls, which are further from the first ones for that."""
+    allowed, allows = [], Rounding.allows
+    monkeypatch.setattr(Rounding, "allows", lambda *arguments: allowed.append(allows(*arguments)) or allowed[-1])
+    REMEMBERED.clear()
+    assert refused(Counts(way), torch.randn(4, 6) + 3, tmp_path, opset=18)
+    assert allowed
+    assert not any(allowed)
+
+
 @pytest.mark.parametrize("opset", [11, 18])
 def test_what_a_model_remembers_elsewhere(opset: int, tmp_path) -> None:
     REMEMBERED.clear()
