@@ -25,12 +25,14 @@ __all__ = [
     "KeptCall",
     "Plan",
     "at",
+    "bias_of",
     "cast",
     "coordinates_of",
     "is_wide",
     "mixed",
     "rounded",
     "storages",
+    "with_bias",
     "with_coordinates",
 ]
 
@@ -133,11 +135,13 @@ class Plan:
     Attributes:
         dtype: of everything else.
         calls: that are kept, and why.
+        biases: of those, linear layers of which only the bias is added in float32; the product is in the type.
         note: what is left of the results, where that was measured.
     """
 
     dtype: torch.dtype
     calls: dict[Call, str] = field(default_factory=dict)
+    biases: frozenset[Call] = frozenset()
     note: str = ""
 
     def kept(self) -> list[KeptCall]:
@@ -264,6 +268,21 @@ def coordinates_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 def at(given: Given, place: int | str) -> Any:
     """The argument in a place or of a name."""
     return given[1][place] if isinstance(place, str) else given[0][place]
+
+
+def bias_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    """The bias that a linear layer is given."""
+    if func is not F.linear:
+        return None
+    bias = args[2] if len(args) > 2 else kwargs.get("bias")
+    return bias if is_wide(bias) else None
+
+
+def with_bias(half: Given, bias: Tensor) -> Tensor:
+    """A linear layer whose product is in half, and whose bias is added in float32: (…, out), float32."""
+    args, kwargs = half
+    named = {**dict(zip(("input", "weight"), args, strict=False)), **kwargs, "bias": None}
+    return F.linear(**named).float() + bias.float()
 
 
 def with_coordinates(func: Any, half: Given, given: Given, dtype: torch.dtype | None = None) -> Given:
