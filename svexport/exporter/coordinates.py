@@ -24,16 +24,22 @@ from svexport.errors import UnsupportedError
 from svexport.exporter.typed import (
     CONVERTS,
     COORDINATES,
+    LAYERS,
+    MATRICES,
+    PRODUCTS,
     TYPES,
     Call,
     Calls,
+    Given,
     Plan,
     at,
     bias_of,
     cast,
     coordinates_of,
+    differ,
     is_wide,
     mixed,
+    of_one_type,
     with_bias,
     with_coordinates,
 )
@@ -46,19 +52,6 @@ __all__ = ["Followed", "Origin", "half_model"]
 
 Origin = Call | int | str
 """What numbers come from: a call, an input by its place, a parameter or buffer by its name."""
-
-_PRODUCTS = {
-    *("matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "tensordot", "einsum"),
-    *("bilinear", "scaled_dot_product_attention"),
-}
-_LAYERS = {
-    *_PRODUCTS,
-    *("linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "conv_tbc"),
-    *("embedding", "embedding_bag", "batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm", "prelu"),
-    *("multi_head_attention_forward", "lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell"),
-    *("rnn_relu_cell", "deform_conv2d", "add_bias_residual_layer_norm", "transformer_decoder"),
-}
-"""Functions that make features, of parameters."""
 
 NORMS = {"layer_norm", "rms_norm", "add_bias_residual_layer_norm"}
 """Norms of what linear layers make. Others are of maps, which are large: ``keep="auto"`` has them, too."""
@@ -103,6 +96,7 @@ class Followed(Calls):
     Attributes:
         seen: its calls, in the order of execution.
         coordinates: what samplers are given as such.
+        differed: whether a function was given several types that takes one.
     """
 
     def __init__(self, model: nn.Module, inputs: Collection[Tensor] = ()) -> None:
@@ -114,6 +108,7 @@ class Followed(Calls):
         self._origins |= {id(t): (t, frozenset({place})) for place, t in enumerate(inputs)}
         self.seen: dict[Call, _Seen] = {}
         self.coordinates: set[Origin] = set()
+        self.differed = False
 
     def call(self, call: Call, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Notes what it is given.
@@ -121,11 +116,11 @@ class Followed(Calls):
         Raises:
             UnsupportedError: of tensors that a call is told to write to, whose numbers are followed no further.
         """
-        if "out" in kwargs:
+        if kwargs.get("out") is not None:  # F.normalize says None
             raise UnsupportedError(f"{call.function}(out=) is not followed; {call.source}")
         for place in coordinates_of(func, args, kwargs):
             self.coordinates |= self._of(at((args, kwargs), place))
-        result = func(*args, **kwargs)
+        result = self._result(call.function, func, (args, kwargs))
         self._note(call, (args, kwargs), result)
         self.seen[call].bias |= self._of(bias_of(func, args, kwargs))
         return self._mark(result, {call})
@@ -143,8 +138,21 @@ class Followed(Calls):
         """The result comes from where its numbers do."""
         return self._mark(func(*args, **kwargs), self._of((args, kwargs)))
 
+    def _result(self, name: str, func: Any, given: Given) -> Any:
+        """Of a call, in the types that a half model has by itself."""
+        args, kwargs = of_one_type(name, given)
+        self.differed |= differ(given) and (func is F.grid_sample or not differ((args, kwargs)))
+        if func is F.grid_sample and differ(given):
+            func = grid_sample
+        half = next((x.dtype for x in tree_leaves(given) if is_wide(x)), torch.float32)
+        if name not in MATRICES or half == torch.float32:
+            return func(*args, **kwargs)
+        args, kwargs = cast(given, torch.float32)
+        return cast(func(*args, **kwargs), half)
+
     def in_place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What is changed comes from where all of it does."""
+        self.differed |= differ((args, kwargs))
         origins = self._of((args, kwargs))
         result = super().in_place(func, args, kwargs)
         self._mark(args[:1], origins)
@@ -175,16 +183,20 @@ class Followed(Calls):
             others: that stay float32 besides, and why.
         """
         kept: dict[Origin, str] = dict.fromkeys(self.upstream(self.coordinates), "coordinates")
+        for call in [call for call in self.seen if call.function in MATRICES]:
+            given = self.upstream(self.seen[call].before)
+            kept = {**dict.fromkeys(given, f"what {call.function} is given"), call: "a matrix", **kept}
         constant = self._constants()
         for why, calls in (
-            ("of coordinates alone", self._alone(kept, constant)),
+            ("of coordinates or matrices alone", self._alone(kept, constant)),
             ("of parameters alone", self._of_parameters(constant)),
         ):
             for call in calls:
                 also = [call, *self.upstream(self.seen[call].before & constant)]
                 kept = {**dict.fromkeys(also, why), **kept}
         norms = [call for call in self.seen if call.function in NORMS and call not in constant]
-        kept = {**self._sums(norms), **dict.fromkeys(norms, "a norm"), **kept, **(others or {})}
+        kept = {**self._sums(norms), **dict.fromkeys(norms, "a norm"), **kept}
+        kept |= dict[Origin, str]((others or {}).items())
         kept |= dict.fromkeys(self._biases(kept), BIAS)
         for call, seen in self.seen.items():  # but what only moves numbers of half types
             before = seen.before - {call}
@@ -251,9 +263,9 @@ class Followed(Calls):
         learned = [bool(operand) and all(map(self._learned, operand)) for operand in operands]
         features = [any(map(self._features, operand)) for operand in operands]
         seen.learned &= all(learned)
-        seen.fixed &= call.function not in _LAYERS and all(map(self._fixed, seen.before - {call}))
-        seen.border |= call.function in _LAYERS and any(learned) and not all(learned)
-        seen.border |= call.function in _PRODUCTS and len(operands) > 1 and all(features)
+        seen.fixed &= call.function not in LAYERS and all(map(self._fixed, seen.before - {call}))
+        seen.border |= call.function in LAYERS and any(learned) and not all(learned)
+        seen.border |= call.function in PRODUCTS and len(operands) > 1 and all(features)
         seen.features |= seen.border or any(features)
 
     def _learned(self, origin: Origin) -> bool:
@@ -308,8 +320,8 @@ class _AsSampled(Calls):
         if call in self._plan.calls:
             args, kwargs = cast(given, torch.float32)
             return self._shown(call, func(*args, **kwargs))
-        args, kwargs = shown = with_coordinates(func, self._half((args, kwargs)), given)
-        if func is F.grid_sample and len({x.dtype for x in tree_leaves(shown) if is_wide(x)}) > 1:
+        args, kwargs = with_coordinates(func, of_one_type(call.function, self._half((args, kwargs))), given)
+        if func is F.grid_sample and differ((args, kwargs)):
             func = grid_sample
         return self._shown(call, func(*args, **kwargs))
 
@@ -384,7 +396,7 @@ def half_model(
     half = in_type(model, dtype)
     followed = _followed(half, arguments, dtype)
     kept = followed.kept() if followed else {}
-    if followed is None or not kept:
+    if followed is None or not (kept or followed.differed):
         return half, None
     calls = {call: why for call, why in kept.items() if isinstance(call, Call)}
     biases = frozenset(call for call, why in calls.items() if why == BIAS)
@@ -401,11 +413,12 @@ def half_model(
     )
     said = {
         "coordinates": bool(followed.coordinates & kept.keys()),
+        "matrices": "a matrix" in calls.values(),
         "norms with the sums before them": "a norm" in calls.values(),
         "what is computed of parameters alone": "of parameters alone" in calls.values(),
     }
     what = " and ".join(", ".join(one for one, is_so in said.items() if is_so).rsplit(", ", 1))
-    note = f"float32 stay {what} (report.kept; keep=[] has what is computed in {kind})"
+    note = f"float32 stay {what} (report.kept; keep=[] has what is computed in {kind})" if what else ""
     return mixed(in_type(model, torch.float32), dtype, parameters), replace(plan, note=note)
 
 

@@ -22,6 +22,7 @@ from svexport.exporter.coordinates import BIAS, Followed, Origin
 from svexport.exporter.typed import (
     CONVERTS,
     MAKES,
+    MATRICES,
     Call,
     Calls,
     Given,
@@ -47,12 +48,6 @@ _NORMS = {
     *("layer_norm", "group_norm", "instance_norm", "rms_norm", "local_response_norm", "normalize", "norm", "renorm"),
     *("vector_norm", "matrix_norm", "linalg_norm", "linalg_vector_norm", "linalg_matrix_norm", "cosine_similarity"),
     *("var", "std", "var_mean", "std_mean", "cdist", "pairwise_distance", "add_bias_residual_layer_norm"),
-}
-_MATRICES = {
-    *("inverse", "inv", "inv_ex", "inverse_ex", "det", "logdet", "slogdet", "solve", "solve_ex", "solve_triangular"),
-    *("pinverse", "pinv", "cholesky", "cholesky_inverse", "cholesky_solve", "qr", "lstsq", "matrix_exp", "svd"),
-    *("linalg_inv", "linalg_solve", "linalg_det", "linalg_inv_ex", "linalg_solve_ex", "linalg_cholesky"),
-    *("svdvals", "eigh", "eigvalsh"),
 }
 
 
@@ -127,7 +122,7 @@ class _Measured(Followed):
         """Why a call stays float32, and whether what it is given has to as well."""
         if call.function in _NORMS:
             return "a norm", False
-        if call.function in _MATRICES:
+        if call.function in MATRICES:
             return "a matrix", True
         if call.function == "affine_grid":
             return "coordinates", True

@@ -191,7 +191,7 @@ def test_followed_up_to_products_of_features_and_on_to_layers() -> None:
         ("softmax", True): "coordinates",
         ("matmul", True): "coordinates",
         ("add", True): "coordinates",
-        ("sin", False): "of coordinates alone",
+        ("sin", False): "of coordinates or matrices alone",
     }
     assert {name: p.dtype for name, p in model.named_parameters() if p.dtype != torch.bfloat16} == {
         "low": torch.float32
