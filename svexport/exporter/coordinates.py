@@ -227,9 +227,13 @@ class Followed(Calls):
         return call.function in _SUMS or (call.function == "mul" and len(numbers) == 1)
 
     def _alone(self, kept: Collection[Origin], constant: set[Origin]) -> list[Call]:
-        """Calls that are given nothing but what is kept, results of one another and constants."""
-        numbers = {call: seen.before - constant - {call} for call, seen in self.seen.items() if not seen.border}
-        alone = {call for call, before in numbers.items() if any(not isinstance(origin, str) for origin in before)}
+        """Calls that are given nothing but what is kept, results of one another, parameters and constants."""
+        numbers = {
+            call: {origin for origin in seen.before - constant - {call} if not isinstance(origin, str)}
+            for call, seen in self.seen.items()
+            if not seen.border
+        }
+        alone = {call for call, before in numbers.items() if before}
         while other := {call for call in alone if not numbers[call] <= {*kept, *alone}}:
             alone -= other
         return [call for call in self.seen if call in alone]

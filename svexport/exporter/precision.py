@@ -102,8 +102,8 @@ class _Measured(Followed):
         first: of those, calls that have to be given float32, too.
     """
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
-        super().__init__(model)
+    def __init__(self, model: nn.Module, dtype: torch.dtype, inputs: Collection[Tensor]) -> None:
+        super().__init__(model, inputs)
         self._dtype = dtype
         self.reasons: dict[Call, str] = {}
         self.first: set[Call] = set()
@@ -185,9 +185,10 @@ def plan_for(
     single = copied(model)._apply(lambda t: t.float() if is_wide(t) else t)
     bound = bind(single, *arguments)
     with eval_mode(single), torch.no_grad(), _plain_attention():
-        measured = _Measured(single, dtype)
+        given = args, kwargs = _cloned((bound.args, bound.kwargs))
         phase("measuring each call in half")
-        expected = _run(single, bound, measured)
+        with _Measured(single, dtype, [x for x in tree_leaves(given) if isinstance(x, Tensor)]) as measured:
+            expected = single(*args, **kwargs)
         plan: Plan = _Mixed(dtype, _named(measured, keep, single) if not isinstance(keep, str) else {})
         if isinstance(keep, str):
             calls = _kept(measured)
@@ -278,9 +279,13 @@ def _noted(plan: Plan, noise: float) -> Plan:
 
 
 def _run(model: nn.Module, bound: Any, mode: TorchFunctionMode) -> Any:
-    args, kwargs = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, (bound.args, bound.kwargs))
+    args, kwargs = _cloned((bound.args, bound.kwargs))
     with mode:
         return model(*args, **kwargs)
+
+
+def _cloned(given: Any) -> Any:
+    return tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, given)
 
 
 @contextmanager

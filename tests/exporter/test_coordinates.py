@@ -293,6 +293,65 @@ def test_norms_and_sums_lose_less_than_half_does(tmp_path: Path) -> None:
     assert off(svexport.load(report.path)(x)[0], expected) < 0.67 * off(whole, expected)
 
 
+class Recurrent(nn.Module):
+    """As training code has it: a state of zeros and positions, float32, meet layers that are half."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step, self.place = nn.Linear(5 + 8, 8), nn.Linear(1, 8)
+
+    def forward(self, x: Tensor, key: Tensor) -> Tensor:
+        state = torch.zeros(x.shape[0], 8)
+        for one in x.unbind(1):
+            state = self.step(torch.cat([one, state], 1)).tanh()
+        state = state + self.place(torch.arange(7.0)[:, None] / 7)
+        mixed = torch.eye(7) * 0.5 @ state
+        return torch.zeros(4, 8).scatter_add(0, key[:, None].expand(-1, 8), mixed.to(x.dtype)) + mixed.sum()
+
+
+class Frustum(nn.Module):
+    """Pixels and depths behind a camera, by its inverse matrix, as embeddings of positions take them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.scale = nn.Linear(3, 11), nn.Parameter(torch.tensor(80.0))
+
+    def forward(self, x: Tensor, lidar2img: Tensor) -> Tensor:
+        u, v, depth = torch.meshgrid(torch.arange(0, 400, 37.0), torch.arange(0, 30, 7.0), torch.arange(1.0, 60, 13))
+        pixels = torch.stack((u * depth, v * depth, depth, torch.ones_like(depth)), -1)
+        points = pixels.flatten(0, 2) @ torch.inverse(lidar2img).transpose(1, 2)
+        where = (points[..., :3] / self.scale).clamp(-1, 1)
+        return self.embed(where) * F.normalize(x, dim=-1)
+
+
+@pytest.mark.parametrize("opset", [11, 18])
+def test_what_forward_makes_in_float32_meets_half(opset: int, tmp_path: Path) -> None:
+    """Functions that take one type are given half; torch's half model fails."""
+    model, args = Recurrent().eval(), (torch.randn(7, 3, 5), torch.tensor([0, 2, 2, 1, 3, 0, 2]))
+    expected = copy.deepcopy(model)(*args).double()
+    with pytest.raises(RuntimeError, match="dtype"):
+        copy.deepcopy(model).half()(args[0].half(), args[1])
+    report = svexport.export(model, args, tmp_path / "m.onnx", opset=opset, dtype=torch.float16)
+    assert report.verified
+    assert report.kept == []
+    assert {dtype for kind, dtype in types(report.path) if kind in ("MatMul", "Gemm")} == {HALF}
+    assert off(svexport.load(report.path)(*args), expected) < 2e-3
+
+
+@pytest.mark.parametrize("keep", [None, "auto"])
+def test_matrices_are_inverted_in_float32(keep: str | None, tmp_path: Path) -> None:
+    """With what is computed of them alone; torch has no inverse of half numbers."""
+    model, args = Frustum().eval(), (torch.randn(1, 275, 11), camera()[1])
+    expected = copy.deepcopy(model)(*args).double()
+    report = svexport.export(model, args, tmp_path / "m.onnx", opset=17, dtype=torch.float16, keep=keep)
+    assert report.verified
+    kept = {one.function: one.reason for one in report.kept}
+    assert kept["inverse"] == "a matrix"
+    assert {"matmul", "div", "clamp"} <= kept.keys()
+    assert kept.keys().isdisjoint({"linear"})
+    assert off(svexport.load(report.path)(*args), expected) < 1e-3
+
+
 class Plain(nn.Module):
     def __init__(self) -> None:
         super().__init__()
