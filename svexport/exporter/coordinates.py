@@ -1,6 +1,7 @@
-"""Half models that sample where their float32 form does: what coordinates are computed from stays float32.
+"""What of half models stays float32 behind their products: coordinates, norms, and what those are computed from.
 
-And what is computed of parameters alone, which costs nothing: those are numbers of the file.
+A half model samples where its float32 form does. What is computed of parameters alone stays, too, which costs nothing:
+those are numbers of the file.
 """
 
 from __future__ import annotations
@@ -23,15 +24,23 @@ from svexport.errors import UnsupportedError
 from svexport.exporter.typed import (
     CONVERTS,
     COORDINATES,
+    LAYERS,
+    MATRICES,
+    PRODUCTS,
     TYPES,
     Call,
     Calls,
+    Given,
     Plan,
     at,
+    bias_of,
     cast,
     coordinates_of,
+    differ,
     is_wide,
     mixed,
+    of_one_type,
+    with_bias,
     with_coordinates,
 )
 from svexport.ops.grid_sample import grid_sample
@@ -44,18 +53,14 @@ __all__ = ["Followed", "Origin", "half_model"]
 Origin = Call | int | str
 """What numbers come from: a call, an input by its place, a parameter or buffer by its name."""
 
-_PRODUCTS = {
-    *("matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "tensordot", "einsum"),
-    *("bilinear", "scaled_dot_product_attention"),
-}
-_LAYERS = {
-    *_PRODUCTS,
-    *("linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "conv_tbc"),
-    *("embedding", "embedding_bag", "batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm", "prelu"),
-    *("multi_head_attention_forward", "lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell"),
-    *("rnn_relu_cell", "deform_conv2d", "add_bias_residual_layer_norm", "transformer_decoder"),
-}
-"""Functions that make features, of parameters."""
+NORMS = {"layer_norm", "rms_norm", "add_bias_residual_layer_norm"}
+"""Norms of what linear layers make. Others are of maps, which are large: ``keep="auto"`` has them, too."""
+
+_SUMS = {"add", "sub", "__radd__", "__rsub__", "relu"}
+"""What adds up numbers, or chooses among them, before a norm."""
+
+BIAS = "its bias, added in float32"
+"""Why a layer is kept of which the product is in half."""
 
 _JOINS = {"cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack", "column_stack"} | CONVERTS
 """Functions that round nothing."""
@@ -72,6 +77,7 @@ class _Seen:
         features: whether it is a layer, or is given what a layer made.
         border: whether coordinates are not followed beyond it: a layer, of more than parameters, or a product of
             features.
+        bias: what a linear layer adds.
         made: the type of what it makes.
     """
 
@@ -80,6 +86,7 @@ class _Seen:
     fixed: bool = True
     features: bool = False
     border: bool = False
+    bias: set[Origin] = field(default_factory=set)
     made: torch.dtype = torch.float32
 
 
@@ -89,6 +96,7 @@ class Followed(Calls):
     Attributes:
         seen: its calls, in the order of execution.
         coordinates: what samplers are given as such.
+        differed: whether a function was given several types that takes one.
     """
 
     def __init__(self, model: nn.Module, inputs: Collection[Tensor] = ()) -> None:
@@ -100,6 +108,7 @@ class Followed(Calls):
         self._origins |= {id(t): (t, frozenset({place})) for place, t in enumerate(inputs)}
         self.seen: dict[Call, _Seen] = {}
         self.coordinates: set[Origin] = set()
+        self.differed = False
 
     def call(self, call: Call, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Notes what it is given.
@@ -111,8 +120,9 @@ class Followed(Calls):
             raise UnsupportedError(f"{call.function}(out=) is not followed; {call.source}")
         for place in coordinates_of(func, args, kwargs):
             self.coordinates |= self._of(at((args, kwargs), place))
-        result = func(*args, **kwargs)
+        result = self._result(call.function, func, (args, kwargs))
         self._note(call, (args, kwargs), result)
+        self.seen[call].bias |= self._of(bias_of(func, args, kwargs))
         return self._mark(result, {call})
 
     def typed(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -128,8 +138,21 @@ class Followed(Calls):
         """The result comes from where its numbers do."""
         return self._mark(func(*args, **kwargs), self._of((args, kwargs)))
 
+    def _result(self, name: str, func: Any, given: Given) -> Any:
+        """Of a call, in the types that a half model has by itself."""
+        args, kwargs = of_one_type(name, given)
+        self.differed |= differ(given) and (func is F.grid_sample or not differ((args, kwargs)))
+        if func is F.grid_sample and differ(given):
+            func = grid_sample
+        half = next((x.dtype for x in tree_leaves(given) if is_wide(x)), torch.float32)
+        if name not in MATRICES or half == torch.float32:
+            return func(*args, **kwargs)
+        args, kwargs = cast(given, torch.float32)
+        return cast(func(*args, **kwargs), half)
+
     def in_place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What is changed comes from where all of it does."""
+        self.differed |= differ((args, kwargs))
         origins = self._of((args, kwargs))
         result = super().in_place(func, args, kwargs)
         self._mark(args[:1], origins)
@@ -147,22 +170,34 @@ class Followed(Calls):
                 waiting += sorted(self.seen[origin].before, key=str)
         return found
 
-    def parameters(self, calls: Collection[Call]) -> set[str]:
-        """Names of the parameters and buffers that calls are given."""
-        return {origin for call in calls for origin in self.seen[call].before if isinstance(origin, str)}
+    def parameters(self, calls: Collection[Call], biases: Collection[Call] = ()) -> set[str]:
+        """Names of the parameters and buffers that calls are given; of some of them, of the biases alone."""
+        given = (self.seen[call].bias if call in biases else self.seen[call].before for call in calls)
+        return {origin for one in given for origin in one if isinstance(origin, str)}
 
-    def kept(self) -> dict[Origin, str]:
-        """What stays float32: what coordinates are computed from, and what is computed of that alone; and what is
-        computed of parameters alone, which are numbers of the file, rounded once."""
-        kept = dict.fromkeys(self.upstream(self.coordinates), "coordinates")
+    def kept(self, others: Mapping[Call, str] | None = None) -> dict[Origin, str]:
+        """What stays float32: what coordinates are computed from, and what is computed of that alone; norms, with the
+        sums before them; and what is computed of parameters alone, which are numbers of the file, rounded once.
+
+        Args:
+            others: that stay float32 besides, and why.
+        """
+        kept: dict[Origin, str] = dict.fromkeys(self.upstream(self.coordinates), "coordinates")
+        for call in [call for call in self.seen if call.function in MATRICES]:
+            given = self.upstream(self.seen[call].before)
+            kept = {**dict.fromkeys(given, f"what {call.function} is given"), call: "a matrix", **kept}
         constant = self._constants()
         for why, calls in (
-            ("of coordinates alone", self._alone(kept, constant)),
+            ("of coordinates or matrices alone", self._alone(kept, constant)),
             ("of parameters alone", self._of_parameters(constant)),
         ):
             for call in calls:
                 also = [call, *self.upstream(self.seen[call].before & constant)]
                 kept = {**dict.fromkeys(also, why), **kept}
+        norms = [call for call in self.seen if call.function in NORMS and call not in constant]
+        kept = {**self._sums(norms), **dict.fromkeys(norms, "a norm"), **kept}
+        kept |= dict[Origin, str]((others or {}).items())
+        kept |= dict.fromkeys(self._biases(kept), BIAS)
         for call, seen in self.seen.items():  # but what only moves numbers of half types
             before = seen.before - {call}
             moves = call.function in _JOINS and not seen.fixed
@@ -170,10 +205,35 @@ class Followed(Calls):
                 del kept[call]
         return kept
 
+    def _sums(self, norms: Collection[Call]) -> dict[Origin, str]:
+        """The sums that norms are given, back to products."""
+        waiting, found = list(norms), dict[Origin, str]()
+        while waiting:
+            for origin in sorted(self.seen[waiting.pop()].before - found.keys(), key=str):
+                if isinstance(origin, Call) and self._adds(origin):
+                    found[origin] = "a sum before a norm"
+                    waiting.append(origin)
+        return found
+
+    def _biases(self, kept: Collection[Origin]) -> set[Call]:
+        """Linear layers, else in half, whose results calls are given that stay float32: their biases do, too."""
+        before = {origin for call in kept if isinstance(call, Call) for origin in self.seen[call].before}
+        layers = {call for call in before if isinstance(call, Call) and call not in kept}
+        return {call for call in layers if self.seen[call].border and self.seen[call].bias}
+
+    def _adds(self, call: Call) -> bool:
+        """Whether it is a sum, or a factor for each channel on the way to one."""
+        numbers = [origin for origin in self.seen[call].before if not self._learned(origin)]
+        return call.function in _SUMS or (call.function == "mul" and len(numbers) == 1)
+
     def _alone(self, kept: Collection[Origin], constant: set[Origin]) -> list[Call]:
-        """Calls that are given nothing but what is kept, results of one another and constants."""
-        numbers = {call: seen.before - constant - {call} for call, seen in self.seen.items() if not seen.border}
-        alone = {call for call, before in numbers.items() if any(not isinstance(origin, str) for origin in before)}
+        """Calls that are given nothing but what is kept, results of one another, parameters and constants."""
+        numbers = {
+            call: {origin for origin in seen.before - constant - {call} if not isinstance(origin, str)}
+            for call, seen in self.seen.items()
+            if not seen.border
+        }
+        alone = {call for call, before in numbers.items() if before}
         while other := {call for call in alone if not numbers[call] <= {*kept, *alone}}:
             alone -= other
         return [call for call in self.seen if call in alone]
@@ -207,9 +267,9 @@ class Followed(Calls):
         learned = [bool(operand) and all(map(self._learned, operand)) for operand in operands]
         features = [any(map(self._features, operand)) for operand in operands]
         seen.learned &= all(learned)
-        seen.fixed &= call.function not in _LAYERS and all(map(self._fixed, seen.before - {call}))
-        seen.border |= call.function in _LAYERS and any(learned) and not all(learned)
-        seen.border |= call.function in _PRODUCTS and len(operands) > 1 and all(features)
+        seen.fixed &= call.function not in LAYERS and all(map(self._fixed, seen.before - {call}))
+        seen.border |= call.function in LAYERS and any(learned) and not all(learned)
+        seen.border |= call.function in PRODUCTS and len(operands) > 1 and all(features)
         seen.features |= seen.border or any(features)
 
     def _learned(self, origin: Origin) -> bool:
@@ -226,7 +286,7 @@ class Followed(Calls):
 
 @dataclass(frozen=True)
 class _Sampling(Plan):
-    """Coordinates in float32, everything else in the types that the half model has by itself.
+    """What is kept in float32, everything else in the types that the half model has by itself.
 
     Attributes:
         made: the types in which forward sees what kept calls and samplers make.
@@ -247,8 +307,8 @@ class _Sampling(Plan):
 
 
 class _AsSampled(Calls):
-    """Has forward see the half model's numbers; behind coordinates there are others in float32, of which kept calls,
-    samplers and comparisons compute."""
+    """Has forward see the half model's numbers; behind those that kept calls make there are others in float32, of which
+    kept calls, samplers and comparisons compute."""
 
     def __init__(self, model: nn.Module, plan: _Sampling, inputs: Sequence[tuple[Tensor, Tensor]]) -> None:
         super().__init__(model)
@@ -259,11 +319,13 @@ class _AsSampled(Calls):
 
     def call(self, call: Call, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = self._singles((args, kwargs))
+        if call in self._plan.biases and (bias := bias_of(func, *given)) is not None:
+            return self._shown(call, with_bias(self._half((args, kwargs)), bias))
         if call in self._plan.calls:
             args, kwargs = cast(given, torch.float32)
             return self._shown(call, func(*args, **kwargs))
-        args, kwargs = shown = with_coordinates(func, self._half((args, kwargs)), given)
-        if func is F.grid_sample and len({x.dtype for x in tree_leaves(shown) if is_wide(x)}) > 1:
+        args, kwargs = with_coordinates(func, of_one_type(call.function, self._half((args, kwargs))), given)
+        if func is F.grid_sample and differ((args, kwargs)):
             func = grid_sample
         return self._shown(call, func(*args, **kwargs))
 
@@ -331,30 +393,36 @@ class _AsSampled(Calls):
 def half_model(
     model: nn.Module, arguments: tuple[Any, dict[str, Any]], dtype: torch.dtype
 ) -> tuple[nn.Module, Plan | None]:
-    """A copy in a half type that samples at float32 coordinates, and which calls that takes; None where none are.
+    """A copy in a half type whose norms and coordinates are float32, and which calls that takes; None where none are.
 
-    Where nothing is sampled, or forward cannot be followed (scripted modules), everything is in the type.
+    Where there is neither, or forward cannot be followed (scripted modules), everything is in the type.
     """
     half = in_type(model, dtype)
     followed = _followed(half, arguments, dtype)
     kept = followed.kept() if followed else {}
-    if followed is None or not kept:
+    if followed is None or not (kept or followed.differed):
         return half, None
     calls = {call: why for call, why in kept.items() if isinstance(call, Call)}
-    parameters = followed.parameters(calls)
+    biases = frozenset(call for call, why in calls.items() if why == BIAS)
+    parameters = followed.parameters(calls, biases)
     kind = str(dtype).removeprefix("torch.")
     plan = _Sampling(
         dtype,
         calls,
+        biases,
         "",
         {call: seen.made for call, seen in followed.seen.items() if call in calls or call.function in COORDINATES},
         frozenset(place for place in kept if isinstance(place, int)),
         frozenset(parameters),
     )
-    what = ["coordinates"] * bool(followed.coordinates & kept.keys()) + ["what is computed of parameters alone"] * (
-        "of parameters alone" in calls.values()
-    )
-    note = f"float32 stay {' and '.join(what)} (report.kept; keep=[] has what is computed in {kind})"
+    said = {
+        "coordinates": bool(followed.coordinates & kept.keys()),
+        "matrices": "a matrix" in calls.values(),
+        "norms with the sums before them": "a norm" in calls.values(),
+        "what is computed of parameters alone": "of parameters alone" in calls.values(),
+    }
+    what = " and ".join(", ".join(one for one, is_so in said.items() if is_so).rsplit(", ", 1))
+    note = f"float32 stay {what} (report.kept; keep=[] has what is computed in {kind})" if what else ""
     return mixed(in_type(model, torch.float32), dtype, parameters), replace(plan, note=note)
 
 

@@ -116,9 +116,9 @@ def export(
             versions below 10.7, which look at bodies first, carry none, and nodes without a plugin are lowered whatever
             ``plugins`` says. The file is verified all the same, before its bodies are taken off, and held to what that
             version parses: ``report.check``, see :func:`svexport.check`.
-        dtype: ``torch.float16`` (or bfloat16) exports a strongly typed model of that type; inputs keep theirs. What
-            coordinates of samplers are computed from, back to the layers that make it, stays float32, and so does what
-            is computed of parameters alone: ``report.kept``.
+        dtype: ``torch.float16`` (or bfloat16) exports a strongly typed model of that type; inputs keep theirs. Behind
+            products float32 stay what coordinates of samplers are computed from, layer norms with the sums before them,
+            inverses, and what is computed of parameters alone: ``report.kept``.
         dynamic_shapes: by parameter name (nested like the argument) or input name, ``{"x": {0: "batch"}}``, or a tuple
             in the order of the arguments. Axes of one name have one size. ``"auto"``: the first axis of every input of
             which ``torch.export`` finds that the model allows it; a note of the report says which.
@@ -154,11 +154,11 @@ def export(
         freeze: names of inputs that become constants of the file, with the values in ``args``; the report's notes and
             the file's ``doc_string`` say so.
         keep: with a half ``dtype``, what stays float32 in place of that: names of modules, or patterns of them
-            (``"head.*"``), with all that they call, none for ``[]``; or ``"auto"``: norms, inverses and the like,
-            coordinates of samplers back to the layer that makes them, and of all other calls those that overflow on
-            ``args`` or lose more than 40 dB there, or that it takes for results which lose no more. ``report.kept``
-            names each with its line and the reason. Inputs then are rounded where they are used, and results come in
-            the type they are computed in. The file is verified against the model that computes so.
+            (``"head.*"``), with all that they call, none for ``[]``; or ``"auto"``: the same, other norms, and of all
+            other calls those that overflow on ``args`` or lose more than 40 dB there, or that it takes for results
+            which lose no more. ``report.kept`` names each with its line and the reason. Inputs then are rounded where
+            they are used, and results come in the type they are computed in. The file is verified against the model
+            that computes so.
 
     Returns:
         An :class:`ExportReport`.

@@ -18,18 +18,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from svexport.errors import ExportError
-from svexport.exporter.coordinates import Followed, Origin
+from svexport.exporter.coordinates import BIAS, Followed, Origin
 from svexport.exporter.typed import (
     CONVERTS,
     MAKES,
+    MATRICES,
     Call,
     Calls,
     Given,
     Plan,
+    bias_of,
     cast,
     is_wide,
     mixed,
     rounded,
+    with_bias,
     with_coordinates,
 )
 from svexport.ops.grid_sample import grid_sample
@@ -45,12 +48,6 @@ _NORMS = {
     *("layer_norm", "group_norm", "instance_norm", "rms_norm", "local_response_norm", "normalize", "norm", "renorm"),
     *("vector_norm", "matrix_norm", "linalg_norm", "linalg_vector_norm", "linalg_matrix_norm", "cosine_similarity"),
     *("var", "std", "var_mean", "std_mean", "cdist", "pairwise_distance", "add_bias_residual_layer_norm"),
-}
-_MATRICES = {
-    *("inverse", "inv", "inv_ex", "inverse_ex", "det", "logdet", "slogdet", "solve", "solve_ex", "solve_triangular"),
-    *("pinverse", "pinv", "cholesky", "cholesky_inverse", "cholesky_solve", "qr", "lstsq", "matrix_exp", "svd"),
-    *("linalg_inv", "linalg_solve", "linalg_det", "linalg_inv_ex", "linalg_solve_ex", "linalg_cholesky"),
-    *("svdvals", "eigh", "eigvalsh"),
 }
 
 
@@ -79,10 +76,13 @@ class _InTypes(Calls):
         super().__exit__(*error)
 
     def call(self, call: Call, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if call in self._plan.calls:
+        bias = bias_of(func, args, kwargs) if call in self._plan.biases else None
+        if call in self._plan.calls and bias is None:
             args, kwargs = cast((args, kwargs), torch.float32)
             return func(*args, **kwargs)
         half = cast((args, kwargs), self._plan.dtype)
+        if bias is not None:
+            return with_bias(half, bias)
         args, kwargs = with_coordinates(func, half, (args, kwargs), torch.float32)
         return (grid_sample if func is F.grid_sample else func)(*args, **kwargs)
 
@@ -102,8 +102,8 @@ class _Measured(Followed):
         first: of those, calls that have to be given float32, too.
     """
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
-        super().__init__(model)
+    def __init__(self, model: nn.Module, dtype: torch.dtype, inputs: Collection[Tensor]) -> None:
+        super().__init__(model, inputs)
         self._dtype = dtype
         self.reasons: dict[Call, str] = {}
         self.first: set[Call] = set()
@@ -122,7 +122,7 @@ class _Measured(Followed):
         """Why a call stays float32, and whether what it is given has to as well."""
         if call.function in _NORMS:
             return "a norm", False
-        if call.function in _MATRICES:
+        if call.function in MATRICES:
             return "a matrix", True
         if call.function == "affine_grid":
             return "coordinates", True
@@ -173,9 +173,9 @@ def plan_for(
 ) -> tuple[nn.Module, Plan]:
     """A copy of a model in half but for the parameters of what stays float32, and what that is.
 
-    With ``keep="auto"``, by rule: norms, matrices that are inverted and the like, and coordinates, back to where a
-    layer makes them. Then each call that overflows on the arguments, or loses more than :data:`LIMIT`. Then, as long as
-    more than that is lost of the results, the calls that lose most of them when each alone is in half.
+    With ``keep="auto"``, by rule: what a half model keeps in any case, other norms, and matrices that are inverted and
+    the like. Then each call that overflows on the arguments, or loses more than :data:`LIMIT`. Then, as long as more
+    than that is lost of the results, the calls that lose most of them when each alone is in half.
 
     Raises:
         ExportError: if there is nothing of a name in ``keep``, or the model cannot be looked into.
@@ -185,14 +185,16 @@ def plan_for(
     single = copied(model)._apply(lambda t: t.float() if is_wide(t) else t)
     bound = bind(single, *arguments)
     with eval_mode(single), torch.no_grad(), _plain_attention():
-        measured = _Measured(single, dtype)
+        given = args, kwargs = _cloned((bound.args, bound.kwargs))
         phase("measuring each call in half")
-        expected = _run(single, bound, measured)
-        calls = _named(measured, keep, single) if not isinstance(keep, str) else _kept(measured)
-        plan: Plan = _Mixed(dtype, calls)
+        with _Measured(single, dtype, [x for x in tree_leaves(given) if isinstance(x, Tensor)]) as measured:
+            expected = single(*args, **kwargs)
+        plan: Plan = _Mixed(dtype, _named(measured, keep, single) if not isinstance(keep, str) else {})
         if isinstance(keep, str):
-            plan = _enough(model, single, bound, plan, measured, expected)
-    return mixed(model, dtype, measured.parameters(plan.calls)), plan
+            calls = _kept(measured)
+            biases = frozenset(call for call, why in calls.items() if why == BIAS)
+            plan = _enough(model, single, bound, replace(plan, calls=calls, biases=biases), measured, expected)
+    return mixed(model, dtype, measured.parameters(plan.calls, plan.biases)), plan
 
 
 def _named(measured: _Measured, keep: Collection[str], model: nn.Module) -> dict[Call, str]:
@@ -216,11 +218,12 @@ def _outer(module: str) -> Iterator[str]:
 
 
 def _kept(measured: _Measured) -> dict[Call, str]:
-    calls = dict(measured.reasons)
+    """What a half model keeps in any case, and what was measured, with what that has to be given."""
+    calls = {call: why for call, why in measured.kept(measured.reasons).items() if isinstance(call, Call)}
     for call in measured.first:
         upstream = measured.upstream(measured.seen[call].before)
         calls = {**dict.fromkeys(_calls(upstream), f"what {call.function} is given"), **calls}
-    return {**dict.fromkeys(_calls(measured.upstream(measured.coordinates)), "coordinates"), **calls}
+    return calls
 
 
 def _calls(origins: Collection[Origin]) -> list[Call]:
@@ -231,7 +234,7 @@ def _enough(model: nn.Module, single: nn.Module, bound: Any, plan: Plan, measure
     """The plan, with as many more calls as it takes for the results."""
 
     def lost(tried: Plan) -> float:
-        half = mixed(model, tried.dtype, measured.parameters(tried.calls))
+        half = mixed(model, tried.dtype, measured.parameters(tried.calls, tried.biases))
         with eval_mode(half):
             try:
                 return _noise([expected], [_run(half, bound, tried.mode(half))])
@@ -241,7 +244,8 @@ def _enough(model: nn.Module, single: nn.Module, bound: Any, plan: Plan, measure
     phase("measuring the results in half")
     if (noise := lost(plan)) <= LIMIT:
         return _noted(plan, noise)
-    others = [call for call in measured.seen if call not in plan.calls and call.function not in CONVERTS | MAKES]
+    whole = plan.calls.keys() - plan.biases
+    others = [call for call in measured.seen if call not in whole and call.function not in CONVERTS | MAKES]
     alone = {}
     for i, call in enumerate(others, 1):
         phase(f"measuring call {i} of {len(others)} alone in half")
@@ -250,7 +254,7 @@ def _enough(model: nn.Module, single: nn.Module, bound: Any, plan: Plan, measure
 
     def with_first(count: int) -> Plan:
         reasons = {c: f"in half, alone, it leaves {_decibels(alone[c])} in the results" for c in ranking[:count]}
-        return _Mixed(plan.dtype, {**plan.calls, **reasons})
+        return replace(plan, calls={**plan.calls, **reasons}, biases=plan.biases - reasons.keys())
 
     low, high = 0, 1  # low is too few
     while high < len(ranking) and lost(with_first(high)) > LIMIT:
@@ -270,14 +274,18 @@ def _enough(model: nn.Module, single: nn.Module, bound: Any, plan: Plan, measure
 
 def _noted(plan: Plan, noise: float) -> Plan:
     kind = str(plan.dtype).removeprefix("torch.")
-    note = f"{len(plan.calls)} calls stay float32 (report.kept), the others in {kind} leave {_decibels(noise)}"
+    note = f"{len(plan.kept())} calls stay float32 (report.kept), the others in {kind} leave {_decibels(noise)}"
     return replace(plan, note=f"{note} in the results on the given inputs")
 
 
 def _run(model: nn.Module, bound: Any, mode: TorchFunctionMode) -> Any:
-    args, kwargs = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, (bound.args, bound.kwargs))
+    args, kwargs = _cloned((bound.args, bound.kwargs))
     with mode:
         return model(*args, **kwargs)
+
+
+def _cloned(given: Any) -> Any:
+    return tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, given)
 
 
 @contextmanager

@@ -25,12 +25,16 @@ __all__ = [
     "KeptCall",
     "Plan",
     "at",
+    "bias_of",
     "cast",
     "coordinates_of",
+    "differ",
     "is_wide",
     "mixed",
+    "of_one_type",
     "rounded",
     "storages",
+    "with_bias",
     "with_coordinates",
 ]
 
@@ -81,6 +85,30 @@ MAKES = {
     *("new_tensor", "tensor", "as_tensor", "zeros", "ones", "full", "empty", "eye", "arange", "linspace"),
 }
 """Functions that are told which type they make."""
+
+PRODUCTS = {
+    *("matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "tensordot", "einsum"),
+    *("bilinear", "scaled_dot_product_attention"),
+}
+LAYERS = {
+    *PRODUCTS,
+    *("linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "conv_tbc"),
+    *("embedding", "embedding_bag", "batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm", "prelu"),
+    *("multi_head_attention_forward", "lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell"),
+    *("rnn_relu_cell", "deform_conv2d", "add_bias_residual_layer_norm", "transformer_decoder"),
+}
+"""Functions that make features, of parameters."""
+
+MATRICES = {
+    *("inverse", "inv", "inv_ex", "inverse_ex", "det", "logdet", "slogdet", "solve", "solve_ex", "solve_triangular"),
+    *("pinverse", "pinv", "cholesky", "cholesky_inverse", "cholesky_solve", "qr", "lstsq", "matrix_exp", "svd"),
+    *("linalg_inv", "linalg_solve", "linalg_det", "linalg_inv_ex", "linalg_solve_ex", "linalg_cholesky"),
+    *("svdvals", "eigh", "eigvalsh"),
+}
+"""Functions of matrices, which torch has none of in half."""
+
+_ONE_TYPE = LAYERS | {"scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy", "index_put"}
+"""Functions that take no tensors of several types."""
 
 _IN_PLACE = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "pow", "floordiv", "mod")} | {"__setitem__"}
 
@@ -133,11 +161,13 @@ class Plan:
     Attributes:
         dtype: of everything else.
         calls: that are kept, and why.
+        biases: of those, linear layers of which only the bias is added in float32; the product is in the type.
         note: what is left of the results, where that was measured.
     """
 
     dtype: torch.dtype
     calls: dict[Call, str] = field(default_factory=dict)
+    biases: frozenset[Call] = frozenset()
     note: str = ""
 
     def kept(self) -> list[KeptCall]:
@@ -264,6 +294,34 @@ def coordinates_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 def at(given: Given, place: int | str) -> Any:
     """The argument in a place or of a name."""
     return given[1][place] if isinstance(place, str) else given[0][place]
+
+
+def bias_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    """The bias that a linear layer is given."""
+    if func is not F.linear:
+        return None
+    bias = args[2] if len(args) > 2 else kwargs.get("bias")
+    return bias if is_wide(bias) else None
+
+
+def with_bias(half: Given, bias: Tensor) -> Tensor:
+    """A linear layer whose product is in half, and whose bias is added in float32: (…, out), float32."""
+    args, kwargs = half
+    named = {**dict(zip(("input", "weight"), args, strict=False)), **kwargs, "bias": None}
+    return F.linear(**named).float() + bias.float()
+
+
+def differ(values: Any) -> bool:
+    """Whether there are tensors of several such types."""
+    return len({x.dtype for x in tree_leaves(values) if is_wide(x)}) > 1
+
+
+def of_one_type(name: str, given: Given) -> Given:
+    """What a function is given, in half where that is of several types and it takes one: numbers that forward itself
+    makes are float32 (``torch.zeros``, ``arange``, ``.float()``)."""
+    if name not in _ONE_TYPE or not differ(given):
+        return given
+    return cast(given, next(x.dtype for x in tree_leaves(given) if is_wide(x) and x.dtype != torch.float32))
 
 
 def with_coordinates(func: Any, half: Given, given: Given, dtype: torch.dtype | None = None) -> Given:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 import svexport
 from svexport.cli._model import load_file
-from svexport.exporter.coordinates import half_model
+from svexport.exporter.coordinates import BIAS, half_model
 from svexport.exporter.trace import torch_export_first
 from tests.exporter.test_precision import HALF, SINGLE, types
 
@@ -190,7 +191,7 @@ def test_followed_up_to_products_of_features_and_on_to_layers() -> None:
         ("softmax", True): "coordinates",
         ("matmul", True): "coordinates",
         ("add", True): "coordinates",
-        ("sin", False): "of coordinates alone",
+        ("sin", False): "of coordinates or matrices alone",
     }
     assert {name: p.dtype for name, p in model.named_parameters() if p.dtype != torch.bfloat16} == {
         "low": torch.float32
@@ -198,7 +199,7 @@ def test_followed_up_to_products_of_features_and_on_to_layers() -> None:
 
 
 def test_layers_of_parameters_alone_are_numbers_of_the_file(tmp_path: Path) -> None:
-    """DETR3D's first points are a layer of its embedding; those that a layer moves are half's to move."""
+    """DETR3D's first points are a layer of its embedding; those that move them have products in half."""
     model = load_file(EXAMPLES / "detr3d.py").model("small", queries=30)
     features, lidar2img = model.example_inputs
     precise = copy.deepcopy(model).double()([f.double() for f in features], lidar2img.double())
@@ -207,7 +208,8 @@ def test_layers_of_parameters_alone_are_numbers_of_the_file(tmp_path: Path) -> N
         report = svexport.export(used, model.example_inputs, tmp_path / "m.onnx", opset=17, dtype=torch.float16)
         assert report.verified
         assert ("reference_points", "linear") in {(one.module, one.function) for one in report.kept}
-        assert not any(".reg" in one.module or "cls" in one.module for one in report.kept)
+        why = {one.reason for one in report.kept if ".reg" in one.module or "cls" in one.module}
+        assert why == ({"a norm", BIAS} if used is plain else set())  # replaced, the decoder is one function
         found = svexport.load(report.path)(*features, lidar2img)
         assert {value.dtype for value in found.values()} == {torch.float16}
         assert {name: off(found[name], precise[name]) < 2e-3 for name in precise} == dict.fromkeys(precise, True)
@@ -225,10 +227,10 @@ class Graph(nn.Module):
         return torch.einsum("nkv,kvw->nw", x, self.adjacency * self.importance)
 
 
-@pytest.mark.parametrize("opset", [11, 18])
-def test_what_is_computed_of_parameters_alone_is_rounded_once(opset: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("opset", "keep"), [(11, None), (18, None), (18, "auto")])
+def test_what_is_computed_of_parameters_alone_is_rounded_once(opset: int, keep: str | None, tmp_path: Path) -> None:
     model, x = Graph().eval(), (torch.randn(50, 3, 11) * 8).round() / 8
-    report = svexport.export(model, x, tmp_path / "m.onnx", opset=opset, dtype=torch.float16)
+    report = svexport.export(model, x, tmp_path / "m.onnx", opset=opset, dtype=torch.float16, keep=keep)
     assert [(one.function, one.reason) for one in report.kept] == [("mul", "of parameters alone")]
     exact = (model.adjacency * model.importance).half().double()
     expected = torch.einsum("nkv,kvw->nw", x.double(), exact)
@@ -236,6 +238,118 @@ def test_what_is_computed_of_parameters_alone_is_rounded_once(opset: int, tmp_pa
     rounded = torch.einsum("nkv,kvw->nw", x.double(), (whole.adjacency * whole.importance).double())
     found = svexport.load(report.path)(x)
     assert off(found, expected) < 0.75 * off(rounded, expected)
+
+
+class Residual(nn.Module):
+    """A stream that linear layers add to, at last one that is scaled for each channel, to what ReLU left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(11, 24)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(24, 37), nn.ReLU(), nn.Linear(37, 24)) for _ in range(6))
+        self.norms = nn.ModuleList(nn.LayerNorm(24) for _ in range(8))
+        for norm in self.norms:
+            nn.init.uniform_(norm.weight, 0.7, 1.3)
+        self.scale, self.head = nn.Parameter(1 + 0.1 * torch.randn(24)), nn.Linear(24, 24)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.norms[0](self.first(x))
+        for layer, norm in zip(self.layers, self.norms[1:-1], strict=True):
+            x = norm(x + layer(x))
+        head = self.head(x)
+        return self.norms[-1](self.scale * head + x.relu()), head
+
+
+@pytest.mark.parametrize("opset", [11, 17])
+@pytest.mark.parametrize("keep", [None, "auto"])
+def test_norms_are_float32_back_to_products(keep: str | None, opset: int, tmp_path: Path) -> None:
+    """As are their numbers; products and weights are half, and so is what is given to nothing but products."""
+    model, x = Residual().eval(), torch.randn(3, 13, 11)
+    path = tmp_path / "m.onnx"
+    report = svexport.export(model, x, path, opset=opset, dtype=torch.float16, keep=keep)
+    assert report.verified
+    why = {(one.module, one.function): one.reason for one in report.kept}
+    assert why == {
+        **{(f"norms.{i}", "layer_norm"): "a norm" for i in range(8)},
+        **{(name, "linear"): BIAS for name in ("first", "head", *(f"layers.{i}.2" for i in range(6)))},
+        **dict.fromkeys([("", "add"), ("", "mul"), ("", "relu")], "a sum before a norm"),
+    }
+    found = types(path)
+    assert {dtype for kind, dtype in found if kind in ("MatMul", "Gemm")} == {HALF}
+    assert {dtype for kind, dtype in found if kind in ("LayerNormalization", "ReduceMean")} == {SINGLE}
+    assert [dtype for kind, dtype in found if kind == "Relu"].count(SINGLE) == 1
+    held = [onnx.numpy_helper.to_array(i) for i in onnx.load(path).graph.initializer]
+    assert all(i.dtype == np.float16 for i in held if i.ndim == 2)
+    exact = [model.norms[3].weight, model.layers[2][2].bias, model.head.bias, model.scale]
+    assert all(any(i.dtype == np.float32 and np.array_equal(i, one.numpy()) for i in held) for one in exact)
+
+
+def test_norms_and_sums_lose_less_than_half_does(tmp_path: Path) -> None:
+    """Of torch with every function in half, whose products sum in float32, too, a third is left at the most."""
+    model, x = Residual().eval(), torch.randn(50, 13, 11)
+    expected = copy.deepcopy(model).double()(x.double())[0]
+    report = svexport.export(model, x, tmp_path / "m.onnx", opset=17, dtype=torch.float16)
+    whole = copy.deepcopy(model).half()(x.half())[0]
+    assert off(svexport.load(report.path)(x)[0], expected) < 0.67 * off(whole, expected)
+
+
+class Recurrent(nn.Module):
+    """As training code has it: a state of zeros and positions, float32, meet layers that are half."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step, self.place = nn.Linear(5 + 8, 8), nn.Linear(1, 8)
+
+    def forward(self, x: Tensor, key: Tensor) -> Tensor:
+        state = torch.zeros(x.shape[0], 8)
+        for one in x.unbind(1):
+            state = self.step(torch.cat([one, state], 1)).tanh()
+        state = state + self.place(torch.arange(7.0)[:, None] / 7)
+        mixed = torch.eye(7) * 0.5 @ state
+        return torch.zeros(4, 8).scatter_add(0, key[:, None].expand(-1, 8), mixed.to(x.dtype)) + mixed.sum()
+
+
+class Frustum(nn.Module):
+    """Pixels and depths behind a camera, by its inverse matrix, as embeddings of positions take them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.scale = nn.Linear(3, 11), nn.Parameter(torch.tensor(80.0))
+
+    def forward(self, x: Tensor, lidar2img: Tensor) -> Tensor:
+        u, v, depth = torch.meshgrid(torch.arange(0, 400, 37.0), torch.arange(0, 30, 7.0), torch.arange(1.0, 60, 13))
+        pixels = torch.stack((u * depth, v * depth, depth, torch.ones_like(depth)), -1)
+        points = pixels.flatten(0, 2) @ torch.inverse(lidar2img).transpose(1, 2)
+        where = (points[..., :3] / self.scale).clamp(-1, 1)
+        return self.embed(where) * F.normalize(x, dim=-1)
+
+
+@pytest.mark.parametrize("opset", [11, 18])
+def test_what_forward_makes_in_float32_meets_half(opset: int, tmp_path: Path) -> None:
+    """Functions that take one type are given half; torch's half model fails."""
+    model, args = Recurrent().eval(), (torch.randn(7, 3, 5), torch.tensor([0, 2, 2, 1, 3, 0, 2]))
+    expected = copy.deepcopy(model)(*args).double()
+    with pytest.raises(RuntimeError, match="dtype"):
+        copy.deepcopy(model).half()(args[0].half(), args[1])
+    report = svexport.export(model, args, tmp_path / "m.onnx", opset=opset, dtype=torch.float16)
+    assert report.verified
+    assert report.kept == []
+    assert {dtype for kind, dtype in types(report.path) if kind in ("MatMul", "Gemm")} == {HALF}
+    assert off(svexport.load(report.path)(*args), expected) < 2e-3
+
+
+@pytest.mark.parametrize("keep", [None, "auto"])
+def test_matrices_are_inverted_in_float32(keep: str | None, tmp_path: Path) -> None:
+    """With what is computed of them alone; torch has no inverse of half numbers."""
+    model, args = Frustum().eval(), (torch.randn(1, 275, 11), camera()[1])
+    expected = copy.deepcopy(model)(*args).double()
+    report = svexport.export(model, args, tmp_path / "m.onnx", opset=17, dtype=torch.float16, keep=keep)
+    assert report.verified
+    kept = {one.function: one.reason for one in report.kept}
+    assert kept["inverse"] == "a matrix"
+    assert {"matmul", "div", "clamp"} <= kept.keys()
+    assert kept.keys().isdisjoint({"linear"})
+    assert off(svexport.load(report.path)(*args), expected) < 1e-3
 
 
 class Plain(nn.Module):

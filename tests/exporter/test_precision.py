@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import svexport
 from svexport import ExportError
+from svexport.exporter.coordinates import BIAS
 from svexport.exporter.trace import torch_export_first
 
 pytestmark = pytest.mark.usefixtures("no_gradients")
@@ -208,7 +209,7 @@ def test_rules(tmp_path: Path) -> None:
     model, args = Ruled().eval(), (torch.randn(2, 3, 6), torch.eye(6) + 0.1 * torch.rand(2, 6, 6))
     report = svexport.export(model, args, tmp_path / "m.onnx", opset=17, dtype=torch.float16, keep="auto")
     assert report.verified
-    assert {one.reason for one in report.kept} == {"a norm", "a matrix"}
+    assert {one.reason for one in report.kept} == {"a norm", "a matrix", BIAS}
     held = [onnx.numpy_helper.to_array(i) for i in onnx.load(report.path).graph.initializer]
     weight = model.norm.weight.numpy()
     assert any(one.dtype == weight.dtype and np.array_equal(one, weight) for one in held)
@@ -229,12 +230,13 @@ class Deformable(nn.Module):
 
 
 def test_coordinates_of_our_samplers(tmp_path: Path) -> None:
-    """The layer that makes offsets is half, the sums of them and the points are not."""
+    """The product that makes offsets is half, its bias, the sums of them and the points are not."""
     args = (torch.randn(1, 2048, 8) * 5, torch.randn(1, 11, 8), torch.rand(1, 11, 2))
     model = Deformable().eval()
     report = svexport.export(model, args, tmp_path / "m.onnx", opset=17, dtype=torch.float16, keep="auto")
     assert report.verified
-    assert {(one.function, one.reason) for one in report.kept} == {("add", "coordinates"), ("div", "coordinates")}
+    kept = {(one.function, one.reason) for one in report.kept}
+    assert kept == {("add", "coordinates"), ("div", "coordinates"), ("linear", BIAS)}
     assert report.nodes["SvMsDeformAttn"] == 1
     assert error(model, args, report.path) < 2e-3
 
