@@ -130,8 +130,9 @@ _DATA = {"Where": 1, "OneHot": 2}
 """By op, the input that says of which type the result is, where that is not the first."""
 
 
-_ENDING = {"Attention", "GRU", "LSTM", "RNN"}
-"""Of all node tests of ONNX with 0 of a size, those whose kernel in ONNX Runtime 1.31 ends the process, and RNN."""
+_ENDING = {"Attention", "GRU", "InstanceNormalization", "LSTM", "RNN"}
+"""Of all node tests of ONNX with 0 of a size, those whose kernel in ONNX Runtime 1.31 ends the process, and RNN, and
+what reads the first of no numbers, which are anywhere."""
 
 MOST_BYTES = 2**28
 """Of a file that is optimized once more, to see what ONNX Runtime makes of it."""
