@@ -53,8 +53,9 @@ __all__ = ["Followed", "Origin", "half_model"]
 Origin = Call | int | str
 """What numbers come from: a call, an input by its place, a parameter or buffer by its name."""
 
-NORMS = {"layer_norm", "rms_norm", "add_bias_residual_layer_norm"}
-"""Norms of what linear layers make. Others are of maps, which are large: ``keep="auto"`` has them, too."""
+NORMS = {"layer_norm", "rms_norm"}
+"""Norms of what linear layers make. Others are of maps, which are large, or one node with the sums before them, which
+is float32 inside: ``keep="auto"`` has those, too."""
 
 _SUMS = {"add", "sub", "__radd__", "__rsub__", "relu"}
 """What adds up numbers, or chooses among them, before a norm."""
