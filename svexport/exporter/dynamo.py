@@ -25,6 +25,7 @@ from svexport.exporter.way import Guards
 from svexport.logging import quiet
 from svexport.tracing.arguments import FlatModel
 from svexport.tracing.sizes import tiled
+from svexport.tracing.state import derivative_levels
 from svexport.tracing.swapped import swapped
 
 __all__ = ["batch_axes", "export"]
@@ -135,7 +136,7 @@ def _exported(model: FlatModel, tensors: Sequence[Tensor], options: dict[str, An
     shapes = options["dynamic_shapes"]
     for way in (first, _of_given_sizes(first, shapes["tensors"]), strict) if shapes else (first, strict):
         try:
-            with ExitStack() as stack:
+            with derivative_levels(), ExitStack() as stack:
                 stack.enter_context(swapped(_capture_strategies, CAPTURE_STRATEGIES=(way,)))
                 for mode in other_functions(bool(shapes)) if way is strict else ():
                     stack.enter_context(mode)  # dynamo takes none into forward

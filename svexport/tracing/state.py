@@ -6,7 +6,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
-__all__ = ["Counter", "State", "random_state", "same_random_state", "unchanged"]
+__all__ = ["Counter", "State", "derivative_levels", "random_state", "same_random_state", "unchanged"]
 
 MAX_PARAMETER_BYTES = 2**30
 
@@ -185,6 +185,21 @@ def _same(before: Any, after: Any) -> bool:
         return torch.equal(before, after) or torch.equal(before.nan_to_num(), after.nan_to_num())
     except Exception:  # noqa: BLE001 - arrays and quantized tensors, say, which have no single answer
         return False
+
+
+@contextmanager
+def derivative_levels() -> Iterator[None]:
+    """Leaves those levels of ``torch.func`` that a failed capture was in, which dynamo does not: in one of forward
+    derivatives every later one would fail."""
+    functorch: Any = torch._C._functorch
+    depth = functorch.get_dynamic_layer_stack_depth()
+    try:
+        yield
+    finally:
+        if functorch.get_dynamic_layer_stack_depth() > depth:
+            functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+            with suppress(RuntimeError):  # it may have been in none of forward derivatives, of which there is only one
+                torch._C._exit_dual_level(level=0)
 
 
 @contextmanager

@@ -280,3 +280,18 @@ def test_writing_to_data_is_refused(opset, tmp_path) -> None:
     with pytest.raises(svexport.SvexportError):
         svexport.export(Writing(3, 3), torch.rand(2, 3), tmp_path / "m.onnx", opset=opset)
     assert not list(tmp_path.iterdir())
+
+
+class Jacobian(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.func.jacfwd(lambda v: v.sin() * v)(x)
+
+
+@pytest.mark.parametrize("opset", [17, 20])
+def test_a_capture_that_failed_leaves_forward_derivatives(opset: int, tmp_path: Path) -> None:
+    """Dynamo stays in the level of the derivatives that it was in, and torch nests none."""
+    model, x = Jacobian().eval(), torch.randn(3)
+    expected = model(x)
+    with pytest.raises(svexport.SvexportError):
+        svexport.export(model, x, tmp_path / "m.onnx", opset=opset)
+    torch.testing.assert_close(model(x), expected)
