@@ -90,7 +90,7 @@ def batch_axes(model: FlatModel, tensors: Sequence[Tensor]) -> list[Any]:
             with opt_einsum.flags(enabled=False), without_collections(), tracing(model, given, dynamic=True):
                 program = torch.export.export(model, tuple(given), dynamic_shapes=shapes, strict=False)
         except Exception as error:
-            raise failure(model, tensors, 18, model.input_names, error) from error
+            raise failure(model, tensors, None, model.input_names, error) from error
     values = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
     sizes = [values[name].shape[:1] for name in program.graph_signature.user_inputs]
     roots: dict[Any, Any] = {}

@@ -27,9 +27,13 @@ _SOLVER = f"{os.sep}sympy{os.sep}"
 
 
 def failure(
-    model: nn.Module, tensors: Sequence[Tensor], opset: int, input_names: Sequence[str], error: BaseException
+    model: nn.Module, tensors: Sequence[Tensor], opset: int | None, input_names: Sequence[str], error: BaseException
 ) -> ExportError:
-    """The root cause of the exporter's chain of errors, with the user's source line where one is known."""
+    """The root cause of the exporter's chain of errors, with the user's source line where one is known.
+
+    Args:
+        opset: that was asked for; None where torch.export was asked which axes may be dynamic.
+    """
     for one in reversed(chain(error)):
         if isinstance(one, ExportError):
             return located(one, line_of(error))
@@ -44,9 +48,11 @@ def failure(
             f"{place} is scripted, which torch.export does not take: put the module it was made of in its place, or "
             "export with opset=17 or less (another exporter)"
         )
-    return ExportError(
-        f"cannot be exported at opset {opset}: {reason}" + (f"\n  at {where}" if where else "") + f"\n  {advice}"
-    )
+    what = f"cannot be exported at opset {opset}"
+    if opset is None:
+        what = "dynamic_shapes='auto' finds no axes, for torch.export does not take the model"
+        advice = 'name the axes that are to be dynamic: dynamic_shapes={"x": {0: "batch"}}'
+    return ExportError(f"{what}: {reason}" + (f"\n  at {where}" if where else "") + f"\n  {advice}")
 
 
 def reason_of(error: BaseException, input_names: Sequence[str]) -> tuple[str, str]:

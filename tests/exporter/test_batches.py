@@ -117,3 +117,15 @@ def test_a_range_is_said(tmp_path) -> None:
 
     report = svexport.export(Few(), torch.randn(6, 4), tmp_path / "m.onnx", opset=11, dynamic_shapes="auto")
     assert any("first size: x (batch from 4)" in note for note in report.notes), report.notes
+
+
+@pytest.mark.parametrize("opset", [11, 18])
+def test_a_model_that_torch_export_does_not_take(opset: int, tmp_path: Path) -> None:
+    """It is told what to do about the axes, whatever the opset."""
+
+    class Most(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x[:, : int(x.amax())]
+
+    with pytest.raises(svexport.ExportError, match=r"'auto' finds no axes.*\n  at .*test_batches.py.*\n  name the axes"):
+        svexport.export(Most(), torch.ones(2, 4), tmp_path / "m.onnx", opset=opset, dynamic_shapes="auto")
