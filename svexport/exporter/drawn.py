@@ -14,6 +14,7 @@ from svexport.errors import VerificationError
 from svexport.exporter.agreement import held
 from svexport.exporter.borders import ANYWAY
 from svexport.exporter.rounding import Tolerances
+from svexport.parity import Parity
 from svexport.tracing.source import shown_line, user_line
 from svexport.tracing.state import random_state, same_random_state
 
@@ -77,7 +78,13 @@ def _is_normal(drawn: Tensor) -> bool:
     return drawn.is_floating_point() and bool((drawn < 0).any())
 
 
-def refuse_drawn(model: nn.Module, inputs: Sequence[Tensor], held_to: Tolerances, restore: Callable[[], None]) -> None:
+def refuse_drawn(
+    model: nn.Module,
+    inputs: Sequence[Tensor],
+    held_to: Tolerances,
+    restore: Callable[[], None],
+    failed: Sequence[Parity] = (),
+) -> None:
     """Raises a VerificationError if results depend on random numbers that forward draws.
 
     A file that was right of what has been drawn is not of others: of a path that is dropped once in a thousand runs.
@@ -85,6 +92,7 @@ def refuse_drawn(model: nn.Module, inputs: Sequence[Tensor], held_to: Tolerances
     Args:
         held_to: what results may differ by.
         restore: undoes what a forward has done to the model.
+        failed: comparisons of the file in which it differs, which the error has.
     """
     lines: dict[tuple[str, int, str], None] = {}
     known: Sequence[Tensor] | None = None
@@ -104,5 +112,6 @@ def refuse_drawn(model: nn.Module, inputs: Sequence[Tensor], held_to: Tolerances
                 "forward draws random numbers, on which its results depend; a file draws others, or has those of the "
                 f"given inputs. No file was written.{where}\n"
                 "  Draw them outside, and pass them as inputs; give dropout and dropped paths training=self.training"
-                f". {ANYWAY}"
+                f". {ANYWAY}",
+                list(failed),
             )

@@ -488,10 +488,10 @@ class Verification:
 
     def raise_failed(self) -> None:
         """Raises :class:`VerificationError` if any output differs, or would of other random numbers."""
+        failed = sorted((p for p in self.results if not p.ok), key=lambda p: p.max_rel, reverse=True)
         if self._random:
             with self.as_files:
-                refuse_drawn(self.model, self.tensors, self.held_to, self.state.restore)
-        failed = sorted((p for p in self.results if not p.ok), key=lambda p: p.max_rel, reverse=True)
+                refuse_drawn(self.model, self.tensors, self.held_to, self.state.restore, failed)
         if not failed:
             return
         worst = failed[0]

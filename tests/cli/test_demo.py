@@ -122,14 +122,14 @@ def test_failures_are_told_and_the_rest_is_done(run, folder):
     (folder / "zero.py").write_text("def helper(): ...\n\ndef model():\n    return 1 / 0\n")
     result = run("demo", "--opset", "11", "-o", "out")
     assert result.code == 1
-    assert "noise, opset 11: the exported file does not compute what torch computes" in result.out
+    assert "noise, opset 11: forward draws random numbers" in result.out
     assert "zero, opset 11: ZeroDivisionError: division by zero" in result.out
     assert (folder.parents[1] / "out" / "linear-opset11.onnx").is_file()
     assert not (folder.parents[1] / "out" / "noise-opset11.onnx").exists()
     page = (folder.parents[1] / "out" / "report.html").read_text()
     assert "1 of 3 files verified" in page
     assert "division by zero" in page
-    assert run("demo", "--opset", "11", "-o", "out", "--json").json["runs"][1]["error"].startswith("the exported file")
+    assert run("demo", "--opset", "11", "-o", "out", "--json").json["runs"][1]["error"].startswith("forward draws random numbers")
 
 
 def test_unknown_model(run, folder):

@@ -127,5 +127,7 @@ def test_a_model_that_torch_export_does_not_take(opset: int, tmp_path: Path) -> 
         def forward(self, x: Tensor) -> Tensor:
             return x[:, : int(x.amax())]
 
-    with pytest.raises(svexport.ExportError, match=r"'auto' finds no axes.*\n  at .*test_batches.py.*\n  name the axes"):
+    with pytest.raises(
+        svexport.ExportError, match=r"'auto' finds no axes.*\n  at .*test_batches.py.*\n  name the axes"
+    ):
         svexport.export(Most(), torch.ones(2, 4), tmp_path / "m.onnx", opset=opset, dynamic_shapes="auto")
