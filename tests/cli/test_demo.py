@@ -129,7 +129,11 @@ def test_failures_are_told_and_the_rest_is_done(run, folder):
     page = (folder.parents[1] / "out" / "report.html").read_text()
     assert "1 of 3 files verified" in page
     assert "division by zero" in page
-    assert run("demo", "--opset", "11", "-o", "out", "--json").json["runs"][1]["error"].startswith("forward draws random numbers")
+    assert (
+        run("demo", "--opset", "11", "-o", "out", "--json")
+        .json["runs"][1]["error"]
+        .startswith("forward draws random numbers")
+    )
 
 
 def test_unknown_model(run, folder):
