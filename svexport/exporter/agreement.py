@@ -74,20 +74,23 @@ def _size(tensor: Tensor) -> float:
 
 
 def same_way(
-    usual: Way, model: nn.Module, inputs: Sequence[Tensor], sizes: Callable[[], Sizes] | None, asked: bool
-) -> tuple[Sequence[Tensor], bool]:
+    usual: Way, model: nn.Module, inputs: Sequence[Tensor], sizes: Callable[[], Sizes] | None, asked: bool, like: bool
+) -> tuple[Sequence[Tensor], bool | None]:
     """What a model computes once more, and, where that is ``asked``, whether by the steps of its usual way, of the same
-    numbers of Python and tensors of its own: then it remembers nothing.
+    numbers of Python and tensors of its own: if all calls do, it remembers nothing.
+
+    Args:
+        like: whether in the types of the usual way: a half model's copy in float64 may take other steps.
 
     Raises:
         AnotherWay: where Python decides by values another way.
     """
     if not usual.exits and not asked:
-        return model(*inputs), False
+        return model(*inputs), None
     with Way(inputs, [*model.parameters(), *model.buffers()], sizes=sizes() if sizes else None) as way:
         results = model(*inputs)
     way.end(results)
-    if not way.decides_like(usual):
+    if (usual.exits or like) and not way.decides_like(usual):
         raise AnotherWay
     return results, way.same_flow(usual) and not way.foreign
 

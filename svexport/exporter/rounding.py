@@ -80,8 +80,8 @@ class Rounding:
     Attributes:
         gaps: per output, how far each element is from itself, as far as that was looked for; None where unknown.
         sizes: whether rounding errors change sizes of what torch returns, as far as that was looked for.
-        steady: whether a call is known to have taken the steps of this run, of the same numbers: then the model
-            remembers nothing. ``call`` may say so.
+        steady: whether all calls took the steps of this run, of the same numbers: then the model remembers nothing.
+            ``call`` may say so; None until then.
     """
 
     FACTOR = 4.0
@@ -105,7 +105,8 @@ class Rounding:
         self._tries: Iterator[Callable[[], Sequence[Tensor]]] | None = None
         self._perturbed_first = perturbed_first
         self.gaps: list[Tensor | None] = [None] * len(expected)
-        self.sizes = self.steady = False
+        self.sizes = False
+        self.steady: bool | None = None
 
     def allows(self, index: int, actual: Tensor, rtol: float, atol: float) -> float:
         """How far torch is from itself, if that explains ``actual``, the file's output of that index; else 0."""
@@ -120,7 +121,8 @@ class Rounding:
     def repeats(self) -> bool:
         """Whether torch computes the same once more; asked of what rounding is to explain alone."""
         try:
-            return self.steady or computes_again(self._copies, self._inputs, self._expected)
+            # Twice: it may alternate.
+            return self.steady or all(computes_again(self._copies, self._inputs, self._expected) for _ in range(2))
         except Exception:  # noqa: BLE001 - a model that cannot be copied; the plain tolerance stands
             return False
 

@@ -452,10 +452,12 @@ class Verification:
         found = [held(name, e, a, run, self.held_to, _is_far(run)) for name, e, a in pairs]
         fails = not all(p.ok for p in found)
 
-        def again(model: nn.Module, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-            sizes = partial(self._borders.new_run, inputs) if self._resized.given else None
-            results, steady = same_way(self._ways[run], model, inputs, sizes, fails and self._copies.repeats)
-            rounding.steady |= steady
+        def again(model: nn.Module, near: Sequence[Tensor]) -> Sequence[Tensor]:
+            sizes = partial(self._borders.new_run, near) if self._resized.given else None
+            like = [t.dtype for t in near] == [t.dtype for t in inputs]
+            results, steady = same_way(self._ways[run], model, near, sizes, fails and self._copies.repeats, like)
+            if steady is not None:
+                rounding.steady = steady and rounding.steady is not False
             return results
 
         # Of failing given inputs how far torch is from itself counts, not only whether that explains it.

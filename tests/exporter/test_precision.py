@@ -401,3 +401,15 @@ def test_refused(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="scripted modules"):
         svexport.export(torch.jit.script(args[0]), *args[1:], dtype=torch.float16, keep="auto")
     assert not list(tmp_path.iterdir())
+
+
+class Unit(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x / (x * x).sum(-1, keepdim=True).sqrt()
+
+
+@pytest.mark.parametrize("seed", [2, 5])
+def test_a_copy_in_float64_may_take_other_steps(seed: int, tmp_path: Path) -> None:
+    """A norm beyond float16, after which torch says 0, and ONNX Runtime, which drops the cast, a number."""
+    x = 300 * torch.randn(4, 64, generator=torch.Generator().manual_seed(seed))
+    assert svexport.export(Unit(), x, tmp_path / "m.onnx", opset=11, dtype=torch.float16, keep="auto").verified
