@@ -10,7 +10,6 @@ from svexport.advise.functions import FUNCTIONS, Function
 
 __all__ = ["Binding", "Flow"]
 
-_LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
 # What binds a name that is no ast.Name.
 _NAMED: tuple[type[ast.AST], ...] = (*FUNCTIONS, ast.ClassDef, ast.ExceptHandler, ast.MatchAs, ast.MatchStar)
@@ -58,7 +57,6 @@ class Flow:
         self._bind_all()
         reaching: Reaching = {name: frozenset((binding,)) for name, binding in self.parameters.items()}
         self._block(function.node.body, reaching)
-        own = set(self.definitions)
         everything = {**self.bindings}
         for name, binding in self.parameters.items():
             everything[name] = [binding, *everything.get(name, [])]
@@ -66,7 +64,7 @@ class Flow:
             for binding in reached:
                 binding.uses.append(node)
         for node in function.every(ast.Name):  # what nested functions read, and what no path reaches
-            if isinstance(node.ctx, ast.Load) and node not in own:
+            if isinstance(node.ctx, ast.Load) and node not in self.definitions:
                 for binding in everything.get(node.id, []):
                     binding.uses.append(node)
 
@@ -191,8 +189,6 @@ class Flow:
             return self._try(node, now)  # type: ignore[arg-type]
         for child in ast.iter_child_nodes(node):
             self._read(child, now)
-        if isinstance(node, (ast.Global, ast.Nonlocal)):
-            self._give(node, now)
         self._give(node, now)
         return None if isinstance(node, _JUMPS) else now
 
@@ -229,9 +225,8 @@ class Flow:
     def _give_all_inside(self, node: ast.AST, now: Reaching, itself: bool = False) -> None:
         """Adds whatever is bound anywhere inside a statement to what is bound before it."""
         for part in ast.walk(node):
-            if part is not node or itself:
-                for name, binding in self._of.get(part, []) if not isinstance(part, _SCOPED) else []:
-                    now[name] = now.get(name, frozenset()) | {binding}
+            if (part is not node or itself) and not isinstance(part, _SCOPED):
+                self._add_to(part, now)
 
     def _read(self, node: ast.AST, now: Reaching) -> None:
         """Notes what reaches the names that an expression reads."""
@@ -246,7 +241,7 @@ class Flow:
         if isinstance(node, ast.Lambda):
             inside = dict(now)
             self._give(node, inside)
-            for default in (*node.args.defaults, *(d for d in node.args.kw_defaults if d is not None)):
+            for default in _defaults(node):
                 self._read(default, now)
             self._read(node.body, inside)
             return

@@ -18,6 +18,7 @@ from svexport.tracing.ties import StableOrder
 __all__ = [
     "CLOSEST",
     "AnotherWay",
+    "agree",
     "allow_rounding",
     "closely",
     "held",
@@ -102,14 +103,18 @@ def ties(model: nn.Module, inputs: Sequence[Tensor], actual: Sequence[Tensor], h
             expected = model(*(t.clone() for t in inputs))
     except Exception:  # noqa: BLE001 - a model that knows what it gets from torch; only the explanation would be lost
         return ""
-    agrees = all(held("", e, a, "", held_to).ok for e, a in zip(expected, actual, strict=True))
-    return ", ".join(order.where) if agrees else ""
+    return ", ".join(order.where) if agree(expected, actual, held_to) else ""
 
 
 def held(name: str, expected: Tensor, actual: Tensor, run: str, held_to: Tolerances, far: bool = False) -> Parity:
     """How far an output of the file is from torch's, held to the tolerances of its run."""
     rtol, atol = held_to.held(expected, far)
     return parity(name, expected, actual, run=run, rtol=rtol, atol=atol)
+
+
+def agree(expected: Sequence[Tensor], actual: Sequence[Tensor], held_to: Tolerances) -> bool:
+    """Whether all results of one forward are those of another, within the tolerances."""
+    return all(held("", e, a, "", held_to).ok for e, a in zip(expected, actual, strict=True))
 
 
 def allow_rounding(

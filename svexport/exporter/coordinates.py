@@ -53,7 +53,7 @@ __all__ = ["Followed", "Origin", "half_model"]
 Origin = Call | int | str
 """What numbers come from: a call, an input by its place, a parameter or buffer by its name."""
 
-NORMS = {"layer_norm", "rms_norm"}
+_NORMS = {"layer_norm", "rms_norm"}
 """Norms of what linear layers make. Others are of maps, which are large, or one node with the sums before them, which
 is float32 inside: ``keep="auto"`` has those, too."""
 
@@ -195,7 +195,7 @@ class Followed(Calls):
             for call in calls:
                 also = [call, *self.upstream(self.seen[call].before & constant)]
                 kept = {**dict.fromkeys(also, why), **kept}
-        norms = [call for call in self.seen if call.function in NORMS and call not in constant]
+        norms = [call for call in self.seen if call.function in _NORMS and call not in constant]
         kept = {**self._sums(norms), **dict.fromkeys(norms, "a norm"), **kept}
         kept |= dict[Origin, str]((others or {}).items())
         kept |= dict.fromkeys(self._biases(kept), BIAS)

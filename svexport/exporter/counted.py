@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from svexport.errors import VerificationError
-from svexport.exporter.agreement import held
+from svexport.exporter.agreement import agree
 from svexport.exporter.borders import ANYWAY
 from svexport.exporter.rounding import Tolerances
 from svexport.tracing.state import State
@@ -44,10 +44,10 @@ def refuse_counted(model: nn.Module, inputs: Sequence[Tensor], held_to: Toleranc
         for counter in counters.values():
             counter.advance(count)
         try:
-            agree = all(held("", e, r, "", held_to).ok for e, r in zip(expected, computed(), strict=True))
+            same = agree(expected, computed(), held_to)
         except Exception:  # noqa: BLE001 - a number that the model never has
             continue
-        if not agree:
+        if not same:
             raise VerificationError(
                 f"forward changes {', '.join(counters)} of the model, and returns something else once that is {count} "
                 "more, which a file cannot. No file was written.\n"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from svexport.errors import VerificationError
-from svexport.exporter.agreement import held
+from svexport.exporter.agreement import agree
 from svexport.exporter.borders import ANYWAY
 from svexport.exporter.rounding import Tolerances
 from svexport.parity import Parity
@@ -83,7 +83,7 @@ def refuse_drawn(
     inputs: Sequence[Tensor],
     held_to: Tolerances,
     restore: Callable[[], None],
-    failed: Sequence[Parity] = (),
+    failed: Sequence[Parity],
 ) -> None:
     """Raises a VerificationError if results depend on random numbers that forward draws.
 
@@ -102,7 +102,7 @@ def refuse_drawn(
             with _Drawn(change, lines):
                 results = model(*(t.clone() for t in inputs))
             known = results if known is None else known
-            if all(held("", e, r, "", held_to).ok for e, r in zip(known, results, strict=True)):
+            if agree(known, results, held_to):
                 continue
         except Exception:  # noqa: BLE001 - the user's code may raise anything, of numbers that are unlikely
             pass
