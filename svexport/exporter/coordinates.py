@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from svexport.errors import UnsupportedError
 from svexport.exporter.typed import (
+    BIAS,
     CONVERTS,
     COORDINATES,
     LAYERS,
@@ -59,9 +60,6 @@ is float32 inside: ``keep="auto"`` has those, too."""
 
 _SUMS = {"add", "sub", "__radd__", "__rsub__", "relu"}
 """What adds up numbers, or chooses among them, before a norm."""
-
-BIAS = "its bias, added in float32"
-"""Why a layer is kept of which the product is in half."""
 
 _JOINS = {"cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack", "column_stack"} | CONVERTS
 """Functions that round nothing."""
@@ -171,9 +169,9 @@ class Followed(Calls):
                 waiting += sorted(self.seen[origin].before, key=str)
         return found
 
-    def parameters(self, calls: Collection[Call], biases: Collection[Call] = ()) -> set[str]:
-        """Names of the parameters and buffers that calls are given; of some of them, of the biases alone."""
-        given = (self.seen[call].bias if call in biases else self.seen[call].before for call in calls)
+    def parameters(self, calls: Mapping[Call, str]) -> set[str]:
+        """Names of the parameters and buffers that calls are given; of those kept for their biases, of these alone."""
+        given = (self.seen[call].bias if why == BIAS else self.seen[call].before for call, why in calls.items())
         return {origin for one in given for origin in one if isinstance(origin, str)}
 
     def kept(self, others: Mapping[Call, str] | None = None) -> dict[Origin, str]:
@@ -404,13 +402,11 @@ def half_model(
     if followed is None or not (kept or followed.differed):
         return half, None
     calls = {call: why for call, why in kept.items() if isinstance(call, Call)}
-    biases = frozenset(call for call, why in calls.items() if why == BIAS)
-    parameters = followed.parameters(calls, biases)
+    parameters = followed.parameters(calls)
     kind = str(dtype).removeprefix("torch.")
     plan = _Sampling(
         dtype,
         calls,
-        biases,
         "",
         {call: seen.made for call, seen in followed.seen.items() if call in calls or call.function in COORDINATES},
         frozenset(place for place in kept if isinstance(place, int)),

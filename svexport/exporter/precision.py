@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from svexport.errors import ExportError
-from svexport.exporter.coordinates import BIAS, Followed, Origin
+from svexport.exporter.coordinates import Followed, Origin
 from svexport.exporter.typed import (
     CONVERTS,
     MAKES,
@@ -191,10 +191,8 @@ def plan_for(
             expected = single(*args, **kwargs)
         plan: Plan = _Mixed(dtype, _named(measured, keep, single) if not isinstance(keep, str) else {})
         if isinstance(keep, str):
-            calls = _kept(measured)
-            biases = frozenset(call for call, why in calls.items() if why == BIAS)
-            plan = _enough(model, single, bound, replace(plan, calls=calls, biases=biases), measured, expected)
-    return mixed(model, dtype, measured.parameters(plan.calls, plan.biases)), plan
+            plan = _enough(model, single, bound, replace(plan, calls=_kept(measured)), measured, expected)
+    return mixed(model, dtype, measured.parameters(plan.calls)), plan
 
 
 def _named(measured: _Measured, keep: Collection[str], model: nn.Module) -> dict[Call, str]:
@@ -234,7 +232,7 @@ def _enough(model: nn.Module, single: nn.Module, bound: Any, plan: Plan, measure
     """The plan, with as many more calls as it takes for the results."""
 
     def lost(tried: Plan) -> float:
-        half = mixed(model, tried.dtype, measured.parameters(tried.calls, tried.biases))
+        half = mixed(model, tried.dtype, measured.parameters(tried.calls))
         with eval_mode(half):
             try:
                 return _noise([expected], [_run(half, bound, tried.mode(half))])
@@ -254,7 +252,7 @@ def _enough(model: nn.Module, single: nn.Module, bound: Any, plan: Plan, measure
 
     def with_first(count: int) -> Plan:
         reasons = {c: f"in half, alone, it leaves {_decibels(alone[c])} in the results" for c in ranking[:count]}
-        return replace(plan, calls={**plan.calls, **reasons}, biases=plan.biases - reasons.keys())
+        return replace(plan, calls={**plan.calls, **reasons})
 
     low, high = 0, 1  # low is too few
     while high < len(ranking) and lost(with_first(high)) > LIMIT:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from types import FrameType
 from typing import Any
 
@@ -19,6 +20,7 @@ from svexport.tracing.arguments import Types, copied
 from svexport.tracing.source import is_library, is_standard, shown_line
 
 __all__ = [
+    "BIAS",
     "Call",
     "Calls",
     "Given",
@@ -154,6 +156,10 @@ class KeptCall:
         return asdict(self)
 
 
+BIAS = "its bias, added in float32"
+"""Why a layer is kept of which the product is in half."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """What a half model keeps in float32.
@@ -161,14 +167,17 @@ class Plan:
     Attributes:
         dtype: of everything else.
         calls: that are kept, and why.
-        biases: of those, linear layers of which only the bias is added in float32; the product is in the type.
         note: what is left of the results, where that was measured.
     """
 
     dtype: torch.dtype
     calls: dict[Call, str] = field(default_factory=dict)
-    biases: frozenset[Call] = frozenset()
     note: str = ""
+
+    @cached_property
+    def biases(self) -> frozenset[Call]:
+        """Of the calls, linear layers of which only the bias is added in float32; the product is in the type."""
+        return frozenset(call for call, why in self.calls.items() if why == BIAS)
 
     def kept(self) -> list[KeptCall]:
         """The calls that stay in float32, each with the reason."""

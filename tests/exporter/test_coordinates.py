@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 import svexport
 from svexport.cli._model import load_file
-from svexport.exporter.coordinates import BIAS, half_model
+from svexport.exporter.coordinates import half_model
 from svexport.exporter.trace import torch_export_first
+from svexport.exporter.typed import BIAS
 from tests.exporter.test_precision import HALF, SINGLE, types
 
 pytestmark = pytest.mark.usefixtures("no_gradients")

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 import svexport
 from svexport import ExportError
-from svexport.exporter.coordinates import BIAS
 from svexport.exporter.trace import torch_export_first
+from svexport.exporter.typed import BIAS
 
 pytestmark = pytest.mark.usefixtures("no_gradients")
 
