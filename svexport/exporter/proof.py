@@ -13,7 +13,7 @@ from torch import Tensor
 from svexport.parity import parity, tolerances
 from svexport.tracing.arguments import leaves, rebuild
 
-__all__ = ["Proof", "Uniform"]
+__all__ = ["Proof", "Random"]
 
 _LOST: Any = getattr(torch, "AcceleratorError", ())  # torch >= 2.8
 """After an error of a kernel all that a process does on the GPU fails: nothing can be shown, nor left to torch."""
@@ -68,12 +68,12 @@ class Proof:
 
     def add_gradients(self, theirs: Callable[..., Any], ours: Callable[..., Any], arguments: Sequence[Any]) -> None:
         """Compares gradients, in float64 and a little beside the arguments: at the edges of pixels there are none."""
-        noise = Uniform(0)
+        random = Random(0)
 
         def near(t: Tensor) -> Tensor:
             if not t.is_floating_point():
                 return t
-            return (t.detach().double() + 1e-3 * noise.like(t, torch.float64)).requires_grad_()
+            return (t.detach().double() + 1e-3 * random.uniform(t)).requires_grad_()
 
         given = rebuild(tuple(arguments), near)
         wanted = [t for _, t in leaves(given) if isinstance(t, Tensor) and t.requires_grad]
@@ -82,8 +82,8 @@ class Proof:
             with torch.enable_grad():
                 for function in (theirs, ours):
                     outputs = [t for _, t in leaves(function(*given)) if isinstance(t, Tensor) and t.requires_grad]
-                    cotangent = Uniform(1)
-                    weights = [cotangent.like(t, t.dtype) for t in outputs]
+                    cotangent = Random(1)
+                    weights = [cotangent.uniform(t, t.dtype) for t in outputs]
                     total = sum(((t * w).sum() for t, w in zip(outputs, weights, strict=True)), torch.zeros(()))
                     if not outputs:
                         found.append([None] * len(wanted))
@@ -113,18 +113,26 @@ class Proof:
         return len(self.errors), error, f"max error {error:.1e}" if self.errors else unproven
 
 
-class Uniform:
-    """Numbers from 0 to 1, the same ones of one seed, made where they are used: on a CPU large ones take seconds."""
+class Random:
+    """Numbers, the same ones of one seed, made on the device where they are used: on a CPU large ones take seconds."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._generators: dict[torch.device, torch.Generator] = {}
 
-    def like(self, t: Tensor, dtype: torch.dtype) -> Tensor:
-        """The next numbers, of the shape and on the device of another tensor."""
-        if t.device not in self._generators:
-            self._generators[t.device] = torch.Generator(t.device).manual_seed(self._seed)
-        return torch.rand(t.shape, generator=self._generators[t.device], dtype=dtype, device=t.device)
+    def _of(self, device: torch.device) -> torch.Generator:
+        if device not in self._generators:
+            self._generators[device] = torch.Generator(device).manual_seed(self._seed)
+        return self._generators[device]
+
+    def uniform(self, like: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+        """The next numbers from 0 to 1, of the shape and on the device of another tensor."""
+        return torch.rand(like.shape, generator=self._of(like.device), dtype=dtype, device=like.device)
+
+    def normal(self, like: Tensor, *, scale: float = 1.0) -> Tensor:
+        """Likewise the next normal numbers, in float64."""
+        numbers = torch.randn(like.shape, generator=self._of(like.device), dtype=torch.float64, device=like.device)
+        return numbers * scale
 
 
 def _tensors(value: Any) -> list[Tensor]:

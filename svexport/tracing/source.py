@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import functools
 import inspect
 import itertools
 import linecache
@@ -160,9 +161,15 @@ MOST_HELD = 64
 def definition(kind: type) -> str:
     """Where a class is defined: ``model.py:12``, or its module where that has no source."""
     try:
-        return f"{shown_path(inspect.getsourcefile(kind) or '')}:{inspect.getsourcelines(kind)[1]}"
+        path, number = _start(kind)
     except (OSError, TypeError):
         return kind.__module__
+    return f"{shown_path(path)}:{number}"
+
+
+@functools.lru_cache(maxsize=64)  # Python parses the whole file for each class
+def _start(kind: type) -> tuple[str, int]:
+    return inspect.getsourcefile(kind) or "", inspect.getsourcelines(kind)[1]
 
 
 def shown_path(path: str) -> str:

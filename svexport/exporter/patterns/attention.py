@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from svexport import ops
-from svexport.exporter.patterns.pattern import Pattern, noise
+from svexport.exporter.patterns.pattern import Pattern
 from svexport.exporter.patterns.traced import Traced, operand
+from svexport.exporter.proof import Random
 
 __all__ = ["SOFTMAX", "find"]
 
@@ -134,8 +135,8 @@ def _attention(traced: Traced, softmax: fx.Node) -> Pattern | None:
         attended = graph.call_function(ops.scaled_dot_product_attention, (q, k, v), {} if usual else {"scale": scale})
         return permuted(attended, back)
 
-    def draw(generator: torch.Generator) -> list[Tensor]:
-        return [noise(traced.values[node], generator) for node in (query, key, value)]
+    def draw(random: Random) -> list[Tensor]:
+        return [random.normal(traced.values[node]) for node in (query, key, value)]
 
     return Pattern("scaled_dot_product_attention", "softmax(QK^T)V", output, (query, key, value), ours, build, draw)
 

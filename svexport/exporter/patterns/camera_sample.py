@@ -17,8 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from svexport import ops
-from svexport.exporter.patterns.pattern import Pattern, noise, source_of
+from svexport.exporter.patterns.pattern import Pattern, source_of
 from svexport.exporter.patterns.traced import Traced, operand
+from svexport.exporter.proof import Random
 
 __all__ = ["SAMPLERS", "find", "looking"]
 
@@ -214,18 +215,18 @@ def _pattern(
 
     turns = itertools.count()
 
-    def draw(generator: torch.Generator) -> list[Tensor]:
+    def draw(random: Random) -> list[Tensor]:
         given = [traced.values[node].detach() for node in (sampling.points, sampling.cameras, weights)]
-        points = torch.rand(given[0].shape, generator=generator, dtype=torch.float64).to(given[0].device)
+        points = random.uniform(given[0])
         turn = next(turns)
         if turn % 2:
             cameras = given[1].double()
-            cameras = cameras + 0.03 * cameras.abs() * noise(cameras, generator)
+            cameras = cameras + 0.03 * cameras.abs() * random.normal(cameras)
             cameras[:, -1] = _behind(options).to(cameras)
         else:
-            cameras = looking(given[1], options, generator)
-        features = [noise(traced.values[node][..., :_SIZE, :_SIZE], generator) for node in sampling.features]
-        return [points, cameras, noise(given[2], generator, scale=2.0), *features]
+            cameras = looking(given[1], options, random)
+        features = [random.normal(traced.values[node][..., :_SIZE, :_SIZE]) for node in sampling.features]
+        return [points, cameras, random.normal(given[2], scale=2.0), *features]
 
     given = sampling.points, sampling.cameras, weights, *sampling.features
     what = "project, mask, sample, weigh, sum"
@@ -240,12 +241,12 @@ def _behind(options: dict[str, Any]) -> Tensor:
     return matrix
 
 
-def looking(like: Tensor, options: dict[str, Any], generator: torch.Generator) -> Tensor:
+def looking(like: Tensor, options: dict[str, Any], random: Random) -> Tensor:
     """Cameras that have most of the range in the image, at many depths."""
     low, high = (torch.tensor(options["pc_range"][i : i + 3], dtype=torch.float64) for i in (0, 3))
     reach = (high - low).abs().max().clamp(min=1e-3)
     matrix = torch.zeros(like.shape, dtype=torch.float64)
-    draw = torch.rand(*like.shape[:2], 3, 4, generator=generator, dtype=torch.float64)
+    draw = random.uniform(like[..., :3, :]).cpu()
     depth = torch.cat(((draw[..., 2, :3] - 0.5) * 4 / reach, 3 + 9 * draw[..., 2, 3:]), -1)
     for row, size in ((0, options["image_size"][1]), (1, options["image_size"][0])):
         slope = torch.cat(((draw[..., row, :3] - 0.5) * 4 / reach, torch.zeros_like(draw[..., row, 3:])), -1)

@@ -21,9 +21,9 @@ from torch import Tensor, fx, nn
 
 from svexport import ops
 from svexport.exporter.patterns.camera_sample import looking
-from svexport.exporter.patterns.pattern import VIEWS, noise
+from svexport.exporter.patterns.pattern import VIEWS
 from svexport.exporter.patterns.traced import NotTraced, Traced
-from svexport.exporter.proof import Proof, Uniform
+from svexport.exporter.proof import Proof, Random
 from svexport.ops._decoder.gradients import recorded, takes
 from svexport.parity import parity
 
@@ -310,12 +310,12 @@ def prove(traced: Traced, decoder: Decoder) -> tuple[Proof, bool | None]:
 
     weights = weights_of(traced.module, decoder.modules, lambda t: t.detach())
     precise = [w.double() for w in weights]
-    generator = torch.Generator().manual_seed(0)
+    random = Random(0)
     draw: list[Tensor] = []
     with torch.no_grad():
         proof.add([traced.values[n] for _, n in outputs], lambda: ours([traced.values[n] for n in nodes], weights))
         for _ in range(2):
-            draw = _draw(traced, decoder, generator)
+            draw = _draw(traced, decoder, random)
             given = dict(zip(nodes, draw, strict=True))
             found = ours(draw, precise) if not proof.fault else []
             for (_, node), value in zip(outputs, found, strict=False):
@@ -334,7 +334,7 @@ def _same_gradients(
     """Whether the gradients of inputs and parameters are the author's, in float64."""
     given = [t.clone().requires_grad_() for t in draw]
     copies: dict[str, nn.Module] = {}
-    cotangents = Uniform(1)
+    cotangents = Random(1)
     found: list[Sequence[Tensor | None]] = []
     try:
         with torch.enable_grad():
@@ -346,7 +346,7 @@ def _same_gradients(
                 for step in decoder.modules
                 for name in ("weight", "bias")
             ]
-            rates = [cotangents.like(t, t.dtype) for t in theirs]
+            rates = [cotangents.uniform(t, t.dtype) for t in theirs]
             for outputs in (theirs, ours(given, weights)):
                 total = torch.stack([(t * rate).sum() for t, rate in zip(outputs, rates, strict=True)]).sum()
                 found.append(torch.autograd.grad(total, [*given, *parameters], allow_unused=True))
@@ -360,14 +360,14 @@ def _same_gradients(
     return True
 
 
-def _draw(traced: Traced, decoder: Decoder, generator: torch.Generator) -> list[Tensor]:
+def _draw(traced: Traced, decoder: Decoder, random: Random) -> list[Tensor]:
     query, query_pos, points, cameras = (
         traced.values[n].detach() for n in (decoder.query, decoder.query_pos, decoder.points, decoder.cameras)
     )
-    places = torch.rand(points.shape, generator=generator, dtype=torch.float64).to(points.device)
-    features = [noise(traced.values[n][..., :_SIZE, :_SIZE], generator) for n in decoder.features]
-    rig = looking(cameras, dict(decoder.options), generator)
-    return [noise(query, generator), noise(query_pos, generator), places, rig, *features]
+    places = random.uniform(points)
+    features = [random.normal(traced.values[n][..., :_SIZE, :_SIZE]) for n in decoder.features]
+    rig = looking(cameras, dict(decoder.options), random)
+    return [random.normal(query), random.normal(query_pos), places, rig, *features]
 
 
 def put(traced: Traced, decoder: Decoder, joined: bool) -> None:

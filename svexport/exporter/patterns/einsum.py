@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, fx
 
 from svexport import ops
-from svexport.exporter.patterns.pattern import Pattern, noise
+from svexport.exporter.patterns.pattern import Pattern
 from svexport.exporter.patterns.traced import Traced, operand
+from svexport.exporter.proof import Random
 
 __all__ = ["PRODUCTS", "SUMS", "find", "sum_of_products"]
 
@@ -71,7 +72,7 @@ def _pattern(
     def build(graph: fx.Graph) -> fx.Node:
         return graph.call_function(sum_of_products, (equation, *factors, summed, keepdim))
 
-    def draw(generator: torch.Generator) -> list[Tensor]:
-        return [noise(traced.values[f], generator) for f in factors]
+    def draw(random: Random) -> list[Tensor]:
+        return [random.normal(traced.values[f]) for f in factors]
 
     return Pattern("einsum", "sum of broadcast products", node, factors, ours, build, draw)

@@ -24,7 +24,7 @@ from svexport.exporter.patterns.ms_deform_attn import shapes_of
 from svexport.exporter.patterns.projections import projected_deform_attn
 from svexport.exporter.patterns.rewrite import Rewrite, apply, replace_nodes, weights_of
 from svexport.exporter.patterns.traced import NotTraced, Traced
-from svexport.exporter.proof import Proof, Uniform
+from svexport.exporter.proof import Proof, Random
 from svexport.ops._deform_attn_gradients import Shape
 from svexport.ops._deform_encoder import Encoder as Constants
 from svexport.ops._deform_encoder import Given, encoded
@@ -231,12 +231,12 @@ def prove(module: nn.Module, rewrite: Rewrite, args: Sequence[Any], kwargs: Mapp
     if proof.fault:
         return proof
     theirs, ours = theirs.double(), ours.double()
-    numbers = Uniform(0)
+    random = Random(0)
 
     def near(t: Tensor) -> Tensor:
         if not t.is_floating_point():
             return t
-        return t.detach().double() + (numbers.like(t, torch.float64) - 0.5) * 0.1 * t.detach().double().abs().amax()
+        return t.detach().double() + (random.uniform(t) - 0.5) * 0.1 * t.detach().double().abs().amax()
 
     given = rebuild((list(args), dict(kwargs)), near)
     names = [name for name, _ in theirs.named_parameters()]

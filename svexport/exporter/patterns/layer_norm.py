@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from svexport import ops
-from svexport.exporter.patterns.pattern import Pattern, is_bare, noise
+from svexport.exporter.patterns.pattern import Pattern, is_bare
 from svexport.exporter.patterns.traced import Traced, operand
+from svexport.exporter.proof import Random
 from svexport.ops._kept import zeros
 from svexport.ops._op import tracing
 
@@ -145,8 +146,8 @@ def _pattern(
         y = graph.call_function(operator.getitem, (called, 0))
         return (y, graph.call_function(operator.getitem, (called, 1))) if more else y
 
-    def draw(generator: torch.Generator) -> list[Tensor]:
-        return [noise(traced.values[n], generator) for n in (*summands, *affine)]
+    def draw(random: Random) -> list[Tensor]:
+        return [random.normal(traced.values[n]) for n in (*summands, *affine)]
 
     name = "add_bias_residual_layer_norm"
     modules = frozenset() if module is None else frozenset({str(node.target)})

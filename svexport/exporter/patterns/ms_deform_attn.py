@@ -12,8 +12,9 @@ from torch import Tensor, fx
 
 from svexport.exporter.functions import deform_attn
 from svexport.exporter.patterns.camera_sample import SAMPLERS
-from svexport.exporter.patterns.pattern import Pattern, noise
+from svexport.exporter.patterns.pattern import Pattern
 from svexport.exporter.patterns.traced import Traced, operand
+from svexport.exporter.proof import Random
 from svexport.ops._op import tracing
 
 __all__ = ["deform_attn_of_sizes", "drawn_sizes", "find", "shapes_of"]
@@ -140,15 +141,15 @@ def _pattern(traced: Traced, output: fx.Node, sampled: _Sampled) -> Pattern:
 
     turns = itertools.count()
 
-    def draw(generator: torch.Generator) -> list[Tensor]:
+    def draw(random: Random) -> list[Tensor]:
         value, locations, weights = (traced.values[node] for node in given)
         sizes = sampled.sizes
         turn = next(turns)
         if shapes and turn % 3 != 2:
             sizes = drawn_sizes(turn, len(sizes))
         like = value[:, :1].expand(-1, sum(h * w for h, w in sizes), -1, -1)
-        places = 1.4 * torch.rand(locations.shape, generator=generator, dtype=torch.float64).to(value.device) - 0.2
-        drawn = [noise(like, generator), places, noise(weights, generator)]
+        places = 1.4 * random.uniform(locations) - 0.2
+        drawn = [random.normal(like), places, random.normal(weights)]
         return drawn + [torch.tensor(sizes, device=value.device).to(traced.values[s].dtype) for s in shapes]
 
     what = "split, sample, stack, weigh, sum"

@@ -11,9 +11,9 @@ from torch import Tensor, fx, nn
 from torch.autograd import forward_ad
 
 from svexport.exporter.patterns.traced import Traced
-from svexport.exporter.proof import Proof
+from svexport.exporter.proof import Proof, Random
 
-__all__ = ["VIEWS", "Pattern", "has_plain_gradients", "is_bare", "noise", "prove", "source_of"]
+__all__ = ["VIEWS", "Pattern", "has_plain_gradients", "is_bare", "prove", "source_of"]
 
 DRAWS = 3
 """How many inputs of its own a part is tried on, beside the model's."""
@@ -41,7 +41,7 @@ class Pattern:
     given: tuple[fx.Node, ...]
     ours: Callable[..., Any]
     build: Callable[[fx.Graph], Any]
-    draw: Callable[[torch.Generator], Sequence[Tensor]]
+    draw: Callable[[Random], Sequence[Tensor]]
     more: tuple[fx.Node, ...] = ()
     modules: frozenset[str] = frozenset()
 
@@ -77,12 +77,12 @@ def prove(traced: Traced, pattern: Pattern) -> Proof:
         return tuple(traced.evaluate(node, known) for node in pattern.outputs)
 
     proof.add(tuple(traced.values[n] for n in pattern.outputs), lambda: ours(*(traced.values[n] for n in given)))
-    generator = torch.Generator().manual_seed(0)
+    random = Random(0)
     draw: Sequence[Tensor] = ()
     for _ in range(DRAWS):
         if proof.fault:
             return proof
-        known = dict(zip(pattern.given, pattern.draw(generator), strict=True))
+        known = dict(zip(pattern.given, pattern.draw(random), strict=True))
         draw = [known[node] for node in given]
         proof.add_other(lambda: theirs(*draw), lambda: ours(*draw))  # noqa: B023 - called at once
     if not proof.fault:
@@ -94,11 +94,6 @@ def is_bare(module: nn.Module) -> bool:
     """Whether calling a module runs the forward of its class and nothing else."""
     hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     return not hooks and "forward" not in vars(module)
-
-
-def noise(like: Tensor, generator: torch.Generator, *, scale: float = 1.0) -> Tensor:
-    """Normal numbers in float64."""
-    return (torch.randn(like.shape, generator=generator, dtype=torch.float64) * scale).to(like.device)
 
 
 VIEWS = {"view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "contiguous", torch.flatten, torch.reshape}

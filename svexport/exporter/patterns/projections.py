@@ -13,8 +13,9 @@ from torch import Tensor, fx, nn
 from svexport.exporter.functions import deform_attn, parameters, starts_of, whole
 from svexport.exporter.patterns.attention import SOFTMAX
 from svexport.exporter.patterns.ms_deform_attn import deform_attn_of_sizes, drawn_sizes, shapes_of
-from svexport.exporter.patterns.pattern import VIEWS, Pattern, has_plain_gradients, is_bare, noise
+from svexport.exporter.patterns.pattern import VIEWS, Pattern, has_plain_gradients, is_bare
 from svexport.exporter.patterns.traced import Traced, operand
+from svexport.exporter.proof import Random
 from svexport.ops._deform_attn_gradients import Shape, projected
 from svexport.ops._op import tracing
 
@@ -121,16 +122,13 @@ def _pattern(traced: Traced, output: fx.Node, value: Any, sizes: Any, locations:
 
     turns = itertools.count()
 
-    def draw(generator: torch.Generator) -> list[Tensor]:
-        def uniform(like: Tensor) -> Tensor:
-            return torch.rand(like.shape, generator=generator, dtype=torch.float64).to(like.device)
-
+    def draw(random: Random) -> list[Tensor]:
         queries, sources, centres, scales, *tensors = (traced.values[node] for node in given)
         if tensors and source is not query:  # sizes are data
             other = torch.tensor(drawn_sizes(next(turns), shape[1])).to(tensors[0])
             sources, tensors = sources[:, :1].expand(-1, int(other.prod(1).sum()), *sources.shape[2:]), [other]
-        near = uniform(centres), 1 + 9 * uniform(scales)
-        return [noise(queries, generator), noise(sources, generator), *near, *tensors]
+        near = random.uniform(centres), 1 + 9 * random.uniform(scales)
+        return [random.normal(queries), random.normal(sources), *near, *tensors]
 
     return Pattern("ms_deform_attn", WHAT, output, given, ours, build, draw, modules=frozenset(names))
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, fx
 
 from svexport import ops
-from svexport.exporter.patterns.pattern import Pattern, noise
+from svexport.exporter.patterns.pattern import Pattern
 from svexport.exporter.patterns.traced import Traced, operand
+from svexport.exporter.proof import Random
 
 __all__ = ["CATS", "find"]
 
@@ -54,8 +55,8 @@ def _pattern(traced: Traced, node: fx.Node, image: fx.Node) -> Pattern:
     def build(graph: fx.Graph) -> fx.Node:
         return graph.call_function(ops.space_to_depth, (image,))
 
-    def draw(generator: torch.Generator) -> list[Tensor]:
-        return [noise(traced.values[image], generator)]
+    def draw(random: Random) -> list[Tensor]:
+        return [random.normal(traced.values[image])]
 
     what = "strided slices and cat"
     return Pattern("space_to_depth", what, node, (image,), ops.space_to_depth, build, draw)
