@@ -18,9 +18,7 @@
 
 namespace svexport::aot {
 
-// A constant of the compilation: an attribute, or what the shapes known to TensorRT decided.
-template <int N>
-using Int = std::integral_constant<int, N>;
+using svexport::Int;  // an attribute, or what the shapes known to TensorRT decided: for the entry point
 
 // A list among a node's inputs or attributes.
 template <class T, int N>

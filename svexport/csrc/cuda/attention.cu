@@ -196,7 +196,9 @@ struct Products<float, D> {
       for (int k = 0; k < D / 16; ++k) {
         const Vec<float, 4> v = load<float, 4>(keys + (n * 8 + group) * kKeyPitch + k * 16 + pair * 4);
 #pragma unroll
-        for (int j = 0; j < 2; ++j) mma_parts(score[n], query[2 * k + j], parts(v.at[2 * j]), parts(v.at[2 * j + 1]));
+        for (int j = 0; j < 2; ++j) {
+          mma_parts(score[n], query[2 * k + j], parts(v.at[2 * j]), parts(v.at[2 * j + 1]));
+        }
       }
     }
   }
@@ -209,7 +211,9 @@ struct Products<float, D> {
       const Parts weights[4] = {parts(weight[k][0]), parts(weight[k][2]), parts(weight[k][1]), parts(weight[k][3])};
       const float* from = values + (k * 8 + pair * 2) * kValuePitch + group;
 #pragma unroll
-      for (int n = 0; n < D / 8; ++n) mma_parts(tile_sum[n], weights, parts(from[n * 8]), parts(from[kValuePitch + n * 8]));
+      for (int n = 0; n < D / 8; ++n) {
+        mma_parts(tile_sum[n], weights, parts(from[n * 8]), parts(from[kValuePitch + n * 8]));
+      }
     }
 #pragma unroll
     for (int i = 0; i < D / 2; ++i) sum[i / 4][i % 4] += tile_sum[i / 4][i % 4];

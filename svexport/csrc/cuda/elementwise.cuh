@@ -103,14 +103,8 @@ __global__ void __launch_bounds__(256) strided_kernel(const __grid_constant__ El
 template <class In, class Out, int K, class F>
 cudaError_t elementwise(const Tensor* const (&inputs)[K], const Scales& scales, const Tensor& output, F f,
                         cudaStream_t stream) {
-  Elementwise<In, Out, K, F> a{{},
-                               static_cast<Out*>(output.data),
-                               output.numel(),
-                               scales.number,
-                               static_cast<const float*>(scales.tensor.data),
-                               1,
-                               1,
-                               f};
+  Elementwise<In, Out, K, F> a{{}, static_cast<Out*>(output.data), output.numel(), scales.number,
+                               static_cast<const float*>(scales.tensor.data), 1, 1, f};
   if (a.count == 0) return cudaSuccess;
   Tensor channels = output;  // the index of the scale as an offset
   std::fill_n(channels.strides, kMaxRank, 0);

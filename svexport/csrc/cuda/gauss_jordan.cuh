@@ -105,13 +105,10 @@ struct LaneMatrix {
   }
 };
 
-// Calls f with the number of lanes for matrices of size n, as a type: using L = decltype(lanes); L::value.
+// Calls f with the number of lanes for matrices of size n, as a constant.
 template <class F>
 cudaError_t dispatch_lanes(int64_t n, F&& f) {
-  if (n < 1 || n > 8) return cudaErrorNotSupported;
-  if (n <= 2) return f(std::integral_constant<int, 2>());
-  if (n <= 4) return f(std::integral_constant<int, 4>());
-  return f(std::integral_constant<int, 8>());
+  return n < 1 || n > 8 ? cudaErrorNotSupported : with_constant<2, 4, 8>(n <= 2 ? 2 : n <= 4 ? 4 : 8, f);
 }
 
 }  // namespace svexport

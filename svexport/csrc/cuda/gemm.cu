@@ -52,7 +52,9 @@ struct Tile {
 #pragma unroll
       for (int m = 0; m < 2; ++m) {
 #pragma unroll
-        for (int n = 0; n < 4; ++n) mma<T>(sum[m][n], rows[m], cols[n / 2][n % 2 * 2], cols[n / 2][n % 2 * 2 + 1]);
+        for (int n = 0; n < 4; ++n) {
+          mma<T>(sum[m][n], rows[m], cols[n / 2][n % 2 * 2], cols[n / 2][n % 2 * 2 + 1]);
+        }
       }
     }
   }

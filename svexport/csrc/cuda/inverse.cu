@@ -103,17 +103,10 @@ cudaError_t launch(const Tensor& A, const Tensor& grad, const Tensor& output, in
   auto row = [](const Tensor& t) { return t.strides[t.rank - 2]; };
   auto column = [](const Tensor& t) { return t.strides[t.rank - 1]; };
   const Problem problem{Walk<2>(Axes<2>({&A, &second}, 2, Axes<2>::Order::kRowMajor)),
-                        AnyFloat(A),
-                        AnyFloat(second),
-                        AnyFloat(output),
-                        row(A),
-                        column(A),
-                        row(second),
-                        column(second),
-                        info,
-                        static_cast<int>(n)};
+                        AnyFloat(A), AnyFloat(second), AnyFloat(output), row(A), column(A), row(second),
+                        column(second), info, static_cast<int>(n)};
   return dispatch_lanes(n, [&](auto lanes) {
-    constexpr int L = decltype(lanes)::value;
+    constexpr int L = lanes.value;
     const int64_t blocks = ceil_div<int64_t>(problem.batch.count, kThreads / L);
     if (blocks > INT32_MAX) return cudaErrorNotSupported;
     inverse_kernel<L, kBackward><<<static_cast<int>(blocks), kThreads, 0, stream>>>(problem);

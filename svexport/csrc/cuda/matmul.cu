@@ -58,7 +58,9 @@ struct Tile {
     k = k0 + (kAlongInner ? near : far);
     const int64_t at = kAlongInner ? row * f.step + k : k * f.step + row;
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) from[i] = static_cast<const T*>(f.data) + batch * f.batch + at + i * kFar * f.step;
+    for (int i = 0; i < kCount; ++i) {
+      from[i] = static_cast<const T*>(f.data) + batch * f.batch + at + i * kFar * f.step;
+    }
   }
   __device__ __forceinline__ void fetch(T* tile, int end) {
     tile += threadIdx.x / kPieces * kPitch + threadIdx.x % kPieces * V;

@@ -159,13 +159,8 @@ cudaError_t launch_all(const TransformerDecoder& d, const DecoderSizes& n, const
     };
     SVEXPORT_TRY(apply(kAttentionWeights, b.logits));
     if (d.learned_offsets) SVEXPORT_TRY(apply(kOffsets, b.offsets));
-    if (n.widen) {
-      SVEXPORT_TRY(svexport::sample(copied, n, b.points, b.logits, b.offsets, b.sampled, DType::kFloat32, stream));
-      SVEXPORT_TRY(
-          round_to(reinterpret_cast<const float*>(b.sampled), b.mixed, d.query.dtype, n.rows * kChannels, stream));
-    } else {
-      SVEXPORT_TRY(svexport::sample(copied, n, b.points, b.logits, b.offsets, b.mixed, d.query.dtype, stream));
-    }
+    auto* const wide = reinterpret_cast<float*>(b.sampled);
+    SVEXPORT_TRY(svexport::sample(copied, n, b.points, b.logits, b.offsets, b.mixed, wide, stream));
     Launch<T> rest(d, n, b, a);
     rest.load({kX, kPosition, kIn});
     rest.sample(layer, false);
@@ -177,6 +172,7 @@ cudaError_t launch_all(const TransformerDecoder& d, const DecoderSizes& n, const
 
 template <class T>
 cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, void* workspace, cudaStream_t stream) {
+  if (!has_threads(decoder_kernel<T, false>, kThreads)) return cudaErrorNotSupported;  // not compiled for sm_90a
   Scratch scratch{static_cast<char*>(workspace)};
   const FusedBuffers b(scratch, d, n);
   Fused a(d);
@@ -247,7 +243,6 @@ size_t fused_decoder_workspace(const TransformerDecoder& d, const DecoderSizes& 
 cudaError_t fused_decoder(const TransformerDecoder& d, const DecoderSizes& n, void* workspace, cudaStream_t stream) {
   if (!fits(d, n) || !tensor_map_encoder()) return cudaErrorNotSupported;
   const bool is_half = d.query.dtype == DType::kFloat16;
-  if (!(is_half ? compiled<__half>() : compiled<__nv_bfloat16>())) return cudaErrorNotSupported;
   return is_half ? run<__half>(d, n, workspace, stream) : run<__nv_bfloat16>(d, n, workspace, stream);
 }
 

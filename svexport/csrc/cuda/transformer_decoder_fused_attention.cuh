@@ -42,7 +42,9 @@ __device__ __forceinline__ void attend(const Fused& a, Shared<T>& s, int half, i
     if (b < key_blocks) {
       uint4 key[8], value[2][4];
 #pragma unroll
-      for (int t = 0; t < 8; ++t) key[t] = load_shared(memory + keys + (t / 4 * 32 + t % 4 * 2) * (kHeadDim * 2));
+      for (int t = 0; t < 8; ++t) {
+        key[t] = load_shared(memory + keys + (t / 4 * 32 + t % 4 * 2) * (kHeadDim * 2));
+      }
 #pragma unroll
       for (int t = 0; t < 8; ++t) {
         value[t / 4][t % 4] = load_shared(memory + (values + t % 4 * (8 * kKeyBlock * 2) ^ t / 4 * 64));

@@ -350,7 +350,7 @@ constexpr int kLaunched = kThreads;
 
 }  // namespace svexport::fused
 
-#else  // The launcher does not get here: `compiled` sees that this one takes no more than a warp.
+#else  // The launcher does not get here: it sees that this one takes no more than a warp.
 
 namespace svexport::fused {
 

@@ -191,13 +191,8 @@ __device__ __forceinline__ void sample_other(const FusedLevel& l, int batch, int
   const Place p = place_on(l, batch, cam, cam_u, cam_v);
 #pragma unroll
   for (int i = 0; i < 8; ++i) sampled[i] = 0;
-  if (l.format == kAdjacent) {
-    sample_level<T, kAdjacent>(l, p, sampled);
-  } else if (l.format == kBytes) {
-    sample_level<T, kBytes>(l, p, sampled);
-  } else {
-    sample_level<T, kStrided>(l, p, sampled);
-  }
+  with_constant<kAdjacent, kBytes, kStrided>(
+      l.format, [&](auto format) { sample_level<T, format.value>(l, p, sampled); });
 #pragma unroll
   for (int i = 0; i < 8; ++i) sampled[i] *= l.scale;
 }

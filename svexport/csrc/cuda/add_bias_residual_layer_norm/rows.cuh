@@ -26,6 +26,18 @@ inline bool walks(const Tensor& t, const Tensor& x) {
                      (t.strides[t.rank - 1] == 1 || t.sizes[t.rank - 1] == 1));
 }
 
+// Calls f(N, shifted) with how a tactic reads, as constants.
+template <class T, class F>
+auto with_access(Access access, F&& f) {
+  constexpr int V = 16 / sizeof(T);
+  switch (access) {
+    case Access::kVector: return f(Int<V>(), std::false_type());
+    case Access::kShifted: return f(Int<V>(), std::true_type());
+    case Access::kPair: return f(Int<2>(), std::false_type());
+    default: return f(Int<1>(), std::false_type());
+  }
+}
+
 template <class T>
 struct Row {
   const T *x, *residual, *extra;
@@ -140,7 +152,9 @@ template <int N, bool kShifted>
 __device__ __forceinline__ void load_columns(const AnyFloat& p, int column, int d, float (&to)[N]) {
   if constexpr (kShifted) {
 #pragma unroll
-    for (int j = 0; j < N; ++j) to[j] = p.get(column + j, static_cast<uint32_t>(column + j) < static_cast<uint32_t>(d));
+    for (int j = 0; j < N; ++j) {
+      to[j] = p.get(column + j, static_cast<uint32_t>(column + j) < static_cast<uint32_t>(d));
+    }
   } else {
     load_floats(p, column, column < d, to);
   }
@@ -192,17 +206,13 @@ struct Sums {
   }
 };
 
-__device__ __forceinline__ float warp_sum(float x) {
-#pragma unroll
-  for (int o = kWarp / 2; o; o /= 2) x += __shfl_xor_sync(~0u, x, o);
-  return x;
-}
-
 // Of two lanes that differ in `bit` one gets the sum of their `low`, the other that of their `high`.
 __device__ __forceinline__ float halved(float low, float high, int bit) {
   const bool upper = threadIdx.x & bit;
   return (upper ? high : low) + __shfl_xor_sync(~0u, upper ? low : high, bit);
 }
+
+using svexport::warp_sum;
 
 template <int K>
 __device__ __forceinline__ Sums<K> warp_sum(Sums<K> x) {

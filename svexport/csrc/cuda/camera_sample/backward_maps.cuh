@@ -188,8 +188,7 @@ __global__ void __launch_bounds__(kTileThreads)
   }
 #pragma unroll
   for (int j = 0; j < 12; ++j) {
-#pragma unroll
-    for (int lane = 16; lane > 0; lane /= 2) sum[j] += __shfl_xor_sync(~0u, sum[j], lane);
+    sum[j] = warp_sum(sum[j]);
     if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32][j] = sum[j];
   }
   __syncthreads();

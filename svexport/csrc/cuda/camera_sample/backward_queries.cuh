@@ -111,8 +111,7 @@ __device__ __forceinline__ void write_place_gradient(const Params& p, const Back
   if (!r.grad_points.data) return;
 #pragma unroll
   for (int j = 0; j < 3; ++j) {
-#pragma unroll
-    for (int lane = 16; lane > 0; lane /= 2) sum[j] += __shfl_xor_sync(~0u, sum[j], lane);
+    sum[j] = warp_sum(sum[j]);
     if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32 * 3 + j] = sum[j];
   }
   __syncthreads();

@@ -120,7 +120,9 @@ __device__ __forceinline__ Projection divided(const Params& p, float x, float y,
 __device__ __forceinline__ Projection project(const Params& p, const Matrix& m, const Point& point) {
   float image[3];
 #pragma unroll
-  for (int i = 0; i < 3; ++i) image[i] = along(m.at[4 * i], m.at[4 * i + 1], m.at[4 * i + 2], m.at[4 * i + 3], point);
+  for (int i = 0; i < 3; ++i) {
+    image[i] = along(m.at[4 * i], m.at[4 * i + 1], m.at[4 * i + 2], m.at[4 * i + 3], point);
+  }
   return divided(p, image[0], image[1], image[2]);
 }
 

@@ -1,7 +1,7 @@
 // What a tap of a deformable convolution reads, and the gradient of that.
 #pragma once
 
-#include "accumulate.cuh"
+#include "bilinear.cuh"
 #include "deform_conv2d/launch.h"
 #include "deform_conv2d/tactics.h"
 

@@ -1,7 +1,5 @@
 // y, the sum of x z over positions.
 #include "einsum/channels.cuh"
-#include "overlap.cuh"
-#include "planned.cuh"
 
 namespace svexport::einsum {
 namespace {
@@ -264,29 +262,18 @@ cudaError_t run_channel_correlation(const Call& call) {
   const bool swapped = call.x.sizes[2] < call.z.sizes[2];
   const Tensor &rows = swapped ? call.z : call.x, &columns = swapped ? call.x : call.z, &y = call.y;
   const Correlated divided(call.problem, call.gpu);
-  const Correlation a{side(rows),
-                      side(columns),
-                      call.problem.rows,
-                      Divider(divided.fetches / call.problem.outer),
-                      static_cast<int>(divided.fetches),
-                      ceil_div(static_cast<int>(columns.sizes[2]), kNarrow),
+  const Correlation a{side(rows), side(columns), call.problem.rows, Divider(divided.fetches / call.problem.outer),
+                      int_of(divided.fetches), ceil_div(int_of(columns.sizes[2]), kNarrow),
                       static_cast<float*>(call.workspace)};
-  const Launch& l = call.launch;
   return dispatch_float(y.dtype, [&](auto* pointer) {
     using T = element_t<decltype(pointer)>;
     static_assert(kSlotBytes<T> == slot_bytes(sizeof(T)));
-    const cudaError_t status = dispatch_wide(call.problem.aligned, [&](auto wide) {
-      const auto kernel = correlation_kernel<T, wide.value>;
-      const cudaError_t prepared = prepare(kernel, l);
-      return prepared == cudaSuccess ? launch_planned(kernel, l, false, call.stream, a) : prepared;
+    const cudaError_t status = with_constant<4, 2, 1>(call.problem.aligned, [&](auto wide) {
+      return launch_compiled(correlation_kernel<T, wide.value>, call, a);
     });
     if (status != cudaSuccess) return status;
-    const PartedSum sum{a.parts,
-                        static_cast<int>(l.blocks()),
-                        {1, rows.sizes[2], 1, columns.sizes[2]},
-                        {0, y.strides[swapped ? 3 : 1], 0, y.strides[swapped ? 1 : 3]},
-                        y.data,
-                        y.dtype};
+    const PartedSum sum{a.parts, int_of(call.launch.blocks()), {1, rows.sizes[2], 1, columns.sizes[2]},
+                        {0, y.strides[swapped ? 3 : 1], 0, y.strides[swapped ? 1 : 3]}, y.data, y.dtype};
     return add_up(sum, call.stream);
   });
 }

@@ -1,6 +1,5 @@
 // z, the sum of x y over channels.
 #include "einsum/channels.cuh"
-#include "planned.cuh"
 
 namespace svexport::einsum {
 namespace {
@@ -238,7 +237,9 @@ __global__ void __launch_bounds__(kCompiled ? most_teams(N) * kTogether * 32 : 3
           if constexpr (kSize == 4) {
             const auto x = read(step * 8 + i * 4 + pair);
 #pragma unroll
-            for (int e = 0; e < 4; ++e) cut(x.at[e], a[step][e / 2][i * 2 + e % 2], small[step][e / 2][i * 2 + e % 2]);
+            for (int e = 0; e < 4; ++e) {
+              cut(x.at[e], a[step][e / 2][i * 2 + e % 2], small[step][e / 2][i * 2 + e % 2]);
+            }
           } else {
             const int local = step * 16 + i * 8 + pair * 2;
             const auto x = read(local, before[0]), above = read(local + 1, before[1]);
@@ -330,11 +331,8 @@ __global__ void __launch_bounds__(kCompiled ? most_teams(N) * kTogether * 32 : 3
 
 template <class T, int N>
 cudaError_t launch_product(const Product& p, const Call& call) {
-  return dispatch_wide(call.problem.aligned, [&](auto wide) {
-    const auto kernel = product_kernel<T, N, wide.value>;
-    const cudaError_t status = prepare(kernel, call.launch);
-    return status == cudaSuccess ? launch_planned(kernel, call.launch, false, call.stream, p) : status;
-  });
+  return with_constant<4, 2, 1>(call.problem.aligned,
+                                [&](auto wide) { return launch_compiled(product_kernel<T, N, wide.value>, call, p); });
 }
 
 }  // namespace
@@ -344,21 +342,12 @@ cudaError_t run_channel_product(const Call& call) {
   const Tensor& y = call.y;
   const Teams teams(call.problem, call.tactic.columns, call.gpu);
   const auto stride = [&](int i) { return y.sizes[i] == 1 ? 0 : static_cast<int>(y.strides[i]); };
-  const Product p{side(call.x),
-                  side(call.z),
-                  static_cast<const char*>(y.data),
-                  {stride(1), stride(3)},
-                  teams.groups,
-                  call.problem.rows,
-                  Divider(teams.units / call.problem.outer),
-                  static_cast<int>(teams.units)};
+  const Product p{side(call.x), side(call.z), static_cast<const char*>(y.data), {stride(1), stride(3)}, teams.groups,
+                  call.problem.rows, Divider(teams.units / call.problem.outer), int_of(teams.units)};
   return dispatch_float(y.dtype, [&](auto* pointer) {
     using T = element_t<decltype(pointer)>;
-    switch (call.tactic.columns) {
-      case 32: return launch_product<T, 32>(p, call);
-      case 64: return launch_product<T, 64>(p, call);
-      default: return launch_product<T, 128>(p, call);
-    }
+    return with_constant<32, 64, 128>(call.tactic.columns,
+                                      [&](auto columns) { return launch_product<T, columns.value>(p, call); });
   });
 }
 

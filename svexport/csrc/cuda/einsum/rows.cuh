@@ -170,14 +170,8 @@ class Stages {
     if constexpr (kWhole) {
       wait_for(barrier(stage), turns_ >> stage & 1);
       turns_ ^= 1u << stage;
-    } else if (stages_ == 1) {
-      copy_async_wait<0>();
-    } else if (stages_ == 2) {
-      copy_async_wait<1>();
-    } else if (stages_ == 3) {
-      copy_async_wait<2>();
     } else {
-      copy_async_wait<kMostStages - 1>();
+      with_constant<1, 2, 3, kMostStages>(stages_, [](auto stages) { copy_async_wait<stages.value - 1>(); });
     }
     __syncwarp();
   }
@@ -277,13 +271,9 @@ __device__ __forceinline__ T element(const char* p) {
 // t: (S, O, K, T, V)
 inline bool large(const Tensor& t, Large* to) {
   const int64_t size = t.item_size(), width = t.sizes[4];
-  *to = {static_cast<char*>(t.data),
-         {t.strides[0] * size, t.strides[1] * size, t.strides[2] * size},
-         static_cast<int>(t.sizes[2]),
-         static_cast<int>(width),
-         static_cast<int>(t.strides[2] * size & 15),
-         pitch_of(width, size),
-         static_cast<char*>(t.data) + size};
+  auto* const data = static_cast<char*>(t.data);
+  *to = {data, {t.strides[0] * size, t.strides[1] * size, t.strides[2] * size}, int_of(t.sizes[2]), int_of(width),
+         int_of(t.strides[2] * size & 15), pitch_of(width, size), data + size};
   for (int i = 0; i < 5; ++i) to->end += (t.sizes[i] - 1) * t.strides[i] * size;
   to->ragged = reinterpret_cast<uintptr_t>(to->end) % 16 != 0;
   return (t.strides[4] == 1 || width == 1) && (t.strides[3] == width || t.sizes[3] == 1);

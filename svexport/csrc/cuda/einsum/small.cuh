@@ -63,7 +63,9 @@ __device__ __forceinline__ void add_tile(float (&sums)[I][J][4], const char* x, 
       for (int h = 0; h < 2; ++h) {
         T of[E];
 #pragma unroll
-        for (int e = 0; e < E; ++e) of[e] = element<T>(x + (row + step * E + e) * V * kSize + offsets[2 * i + h]);
+        for (int e = 0; e < E; ++e) {
+          of[e] = element<T>(x + (row + step * E + e) * V * kSize + offsets[2 * i + h]);
+        }
         l[h].set(of);
       }
       multiply(part[i], l[0], l[1], r);
@@ -193,28 +195,6 @@ __global__ void __launch_bounds__(kSmallBound<T, I, J>) small_kernel(const __gri
   wait_for_previous();  // also where there was no need: what comes next waits for this kernel alone
 }
 
-// Calls f with so many tiles of columns.
-template <class F>
-cudaError_t dispatch_columns(int columns, F&& f) {
-  switch (columns) {
-    case 2: return f(std::integral_constant<int, 2>());
-    case 3: return f(std::integral_constant<int, 3>());
-    case 4: return f(std::integral_constant<int, 4>());
-    case 5: return f(std::integral_constant<int, 5>());
-    case 6: return f(std::integral_constant<int, 6>());
-    case 7: return f(std::integral_constant<int, 7>());
-    default: return f(std::integral_constant<int, 8>());
-  }
-}
-
-// Calls f with how many sums a warp has, of J tiles of columns.
-template <int J, class F>
-cudaError_t dispatch_sums(int sums, F&& f) {
-  if (sums == 2) return f(std::integral_constant<int, 2>());
-  if (sums <= kFewSums) return f(std::integral_constant<int, std::min(most_sums(J), kFewSums)>());
-  return f(std::integral_constant<int, most_sums(J)>());
-}
-
 template <class T, int I, int J>
 cudaError_t launch_small(const Call& call) {
   Einsum a{};
@@ -243,9 +223,10 @@ cudaError_t launch_small(const Call& call) {
 
 template <class T>
 cudaError_t run_small(const Call& call) {
-  return dispatch_columns(call.tactic.columns, [&](auto columns) {
-    return dispatch_sums<columns.value>(call.tactic.sums,
-                                        [&](auto sums) { return launch_small<T, sums.value, columns.value>(call); });
+  return with_constant<2, 3, 4, 5, 6, 7, 8>(call.tactic.columns, [&](auto columns) {
+    constexpr int J = columns.value, kMost = most_sums(J), kFew = std::min(kMost, kFewSums);
+    return with_constant<2, kFew, kMost>(call.tactic.sums,
+                                         [&](auto sums) { return launch_small<T, sums.value, J>(call); });
   });
 }
 

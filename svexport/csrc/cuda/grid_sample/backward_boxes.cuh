@@ -80,7 +80,9 @@ __global__ void __launch_bounds__(kThreads, 4)
 #pragma unroll
       for (int k = 0; k < POINTS; ++k) {
 #pragma unroll
-        for (int i = 0; i < TAPS; ++i) offset[k][i] = offset[k][i] >= 0 ? box.origin + offset[k][i] : box.zeros();
+        for (int i = 0; i < TAPS; ++i) {
+          offset[k][i] = offset[k][i] >= 0 ? box.origin + offset[k][i] : box.zeros();
+        }
       }
       const auto gather = [&](const char* from, const char* g_from, int count, auto bytes, auto copied) {
         const int distance = bytes.value ? bytes.value : box.bytes;
@@ -115,13 +117,13 @@ __global__ void __launch_bounds__(kThreads, 4)
           const int count = min(together, channels - c);
           const char* g_from = g_at + row * kGradientRow<T> + (kBeside ? 2 : 1) * lane * ITEM;
           if (copied && box.bytes == kSmallBox<T>) {
-            gather(at, g_from, count, std::integral_constant<int, kSmallBox<T>>(), std::true_type());
+            gather(at, g_from, count, Int<kSmallBox<T>>(), std::true_type());
           } else if (copied && box.bytes == kUsualBox<T>) {
-            gather(at, g_from, count, std::integral_constant<int, kUsualBox<T>>(), std::true_type());
+            gather(at, g_from, count, Int<kUsualBox<T>>(), std::true_type());
           } else if (copied) {
-            gather(at, g_from, count, std::integral_constant<int, 0>(), std::true_type());
+            gather(at, g_from, count, Int<0>(), std::true_type());
           } else {
-            gather(at, g_from, count, std::integral_constant<int, 0>(), std::false_type());
+            gather(at, g_from, count, Int<0>(), std::false_type());
           }
           __syncthreads();
         }

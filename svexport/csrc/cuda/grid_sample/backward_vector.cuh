@@ -38,8 +38,8 @@ __global__ void __launch_bounds__(kThreads, TAPS <= 4 ? 4 : 1)
         if (width > 0) {
           const T* source = grad.data + n * grad.image + first * grad.point + block_channel * grad.channel;
           __syncthreads();
-          dispatch_width(width, [&](auto w) {
-            constexpr int W = decltype(w)::value;
+          with_constant<8, 4, 1>(width, [&](auto w) {
+            constexpr int W = w.value;
             if constexpr (W <= 4) {
               read_points<W>(tile, bits, shift, rows, source, grad.channel, grad.point, s.points - first,
                                channels - block_channel);

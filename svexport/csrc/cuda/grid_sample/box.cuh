@@ -122,13 +122,7 @@ struct Share {
             source += between_sources;
           }
         };
-        if (box.unit == 16) {
-          each(std::integral_constant<int, 16>());
-        } else if (box.unit == 4) {
-          each(std::integral_constant<int, 4>());
-        } else {
-          each(std::integral_constant<int, 2>());
-        }
+        with_constant<16, 4, 2>(box.unit, each);
       }
       i += slots;
       if (i >= box.rows * box.chunks) break;

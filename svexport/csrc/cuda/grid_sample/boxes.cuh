@@ -113,11 +113,11 @@ __global__ void __launch_bounds__(kThreads, 4)
       const char* from = pixels + stage * part;
       const int count = min(together, end - c);
       if (tiles.pairs && box.bytes == kSmallBox<T>) {
-        gather(from, count, std::integral_constant<int, kSmallBox<T>>(), std::true_type());
+        gather(from, count, Int<kSmallBox<T>>(), std::true_type());
       } else if (tiles.pairs && box.bytes == kUsualBox<T>) {
-        gather(from, count, std::integral_constant<int, kUsualBox<T>>(), std::true_type());
+        gather(from, count, Int<kUsualBox<T>>(), std::true_type());
       } else {
-        gather(from, count, std::integral_constant<int, 0>(), std::false_type());
+        gather(from, count, Int<0>(), std::false_type());
       }
       stage = stage == kStages - 1 ? 0 : stage + 1;
     }

@@ -18,7 +18,9 @@ struct Cells {
     for (int k = 0; k < POINTS; ++k) {
       Point<4> point;
 #pragma unroll
-      for (int a = 0; a < 2; ++a) point.axis[a] = pixels<2>(to_float(coordinates.at[2 * k + a]), a, 2, s, PADDING);
+      for (int a = 0; a < 2; ++a) {
+        point.axis[a] = pixels<2>(to_float(coordinates.at[2 * k + a]), a, 2, s, PADDING);
+      }
       x[k] = point.axis[0].first;
       y[k] = point.axis[1].first;
 #pragma unroll

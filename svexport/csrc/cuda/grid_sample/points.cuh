@@ -95,7 +95,9 @@ __global__ void __launch_bounds__(kThreads, W == 1 || sizeof(F) == 1 ? 1 : TAPS 
         for (int k = 0; k < W; k += V) {
           Vec<T, V> v;
 #pragma unroll
-          for (int i = 0; i < V; ++i) v.at[i] = from_float<T>(CODES && !INTEGERS ? sum[u][k + i] * image.scale : sum[u][k + i]);
+          for (int i = 0; i < V; ++i) {
+            v.at[i] = from_float<T>(CODES && !INTEGERS ? sum[u][k + i] * image.scale : sum[u][k + i]);
+          }
           if (together && of + k + V <= last) {
             store(target + k, v);
           } else if (whole) {
@@ -111,9 +113,9 @@ __global__ void __launch_bounds__(kThreads, W == 1 || sizeof(F) == 1 ? 1 : TAPS 
         target += (W << shift) * output.channel;
       }
     };
-    while (c + (GROUPS - 1) * (W << shift) < last) step(std::integral_constant<int, GROUPS>());
+    while (c + (GROUPS - 1) * (W << shift) < last) step(Int<GROUPS>());
     if constexpr (GROUPS > 1) {
-      while (c < last) step(std::integral_constant<int, 1>());
+      while (c < last) step(Int<1>());
     }
   }
 }

@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kSampledThreads)
     }
   };
   const auto from_memory = [&](auto points) {
-    constexpr int W = decltype(points)::value;
+    constexpr int W = points.value;
     const int blocks = work.blocks * (POINTS / W);
     for (int i = blockIdx.x; i < blocks * work.chunks * work.batch; i += gridDim.x) {
       const int rest = i / blocks, n = rest / work.chunks, begin = (rest - n * work.chunks) * work.chunk;
@@ -66,9 +66,9 @@ __global__ void __launch_bounds__(kSampledThreads)
   };
   if (2 * __syncthreads_count(far) <= work.far * kSamples) {
     if (POINTS > 1 && 2 * __syncthreads_count(tilted) <= kSamples) {
-      from_memory(std::integral_constant<int, POINTS>());
+      from_memory(Int<POINTS>());
     } else {  // then a warp reads as few rows as it can
-      from_memory(std::integral_constant<int, 1>());
+      from_memory(Int<1>());
     }
     return;
   }
@@ -102,15 +102,9 @@ __global__ void __launch_bounds__(kSampledThreads)
       }
     };
     __syncthreads();
-    if (work.unit == 8) {
-      copy(std::integral_constant<int, 8>());
-    } else if (work.unit == 4) {
-      copy(std::integral_constant<int, 4>());
-    } else {
-      copy(std::integral_constant<int, 2>());
-    }
+    with_constant<8, 4, 2>(work.unit, copy);
     __pipeline_commit();
-    constexpr std::integral_constant<int, POINTS> points;
+    constexpr Int<POINTS> points;
     constexpr int kStep = kSampledThreads * POINTS;
     int p = first + threadIdx.x * POINTS;
     auto next = read(n, p, points);

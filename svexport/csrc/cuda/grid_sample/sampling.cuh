@@ -394,17 +394,6 @@ int pixel_width(const void* data, int64_t image, int64_t channel, int most = 8) 
   return 1;
 }
 
-template <class F>
-__device__ __forceinline__ void dispatch_width(int width, F&& f) {
-  if (width == 8) {
-    f(std::integral_constant<int, 8>());
-  } else if (width == 4) {
-    f(std::integral_constant<int, 4>());
-  } else {
-    f(std::integral_constant<int, 1>());
-  }
-}
-
 // Calls f(n, first pixel, first channel) for the tiles of all blocks.
 template <class T, class F>
 __device__ __forceinline__ void each_tile(int batch, int channels, int pixels, F&& f) {
@@ -425,8 +414,8 @@ __device__ __forceinline__ void to_channels_last(const T* __restrict__ from, int
   __shared__ uint4 tile[kTilePoints * 8];
   const int bits = tile_bits(3, width);
   each_tile<T>(batch, channels, pixels, [&](int64_t n, int first, int c0) {
-    dispatch_width(width, [&](auto w) {
-      constexpr int W = decltype(w)::value;
+    with_constant<8, 4, 1>(width, [&](auto w) {
+      constexpr int W = w.value;
       if constexpr (W <= V) {
         read_points<W>(tile, bits, 3, kTilePoints, from + n * image + c0 * channel + first, channel, 1, pixels - first,
                          channels - c0);
@@ -482,8 +471,8 @@ __device__ __forceinline__ void from_channels_last(const float* __restrict__ fro
       }
     }
     __syncthreads();
-    dispatch_width(width, [&](auto w) {
-      constexpr int W = decltype(w)::value;
+    with_constant<8, 4, 1>(width, [&](auto w) {
+      constexpr int W = w.value;
       if constexpr (W <= V) {
         write_points<W>(tile, bits, 3, kTilePoints, to + (n * channels + c0) * pixels + first, pixels, 1,
                         pixels - first, channels - c0);
@@ -497,9 +486,9 @@ __device__ __forceinline__ void from_channels_last(const float* __restrict__ fro
 template <class F>
 cudaError_t dispatch_taps(int mode, int axes, F&& f) {
   switch (mode) {
-    case kBilinear: return axes == 2 ? f(std::integral_constant<int, 4>()) : f(std::integral_constant<int, 8>());
-    case kNearest: return f(std::integral_constant<int, 1>());
-    case kBicubic: return axes == 2 ? f(std::integral_constant<int, 16>()) : cudaErrorNotSupported;
+    case kBilinear: return axes == 2 ? f(Int<4>()) : f(Int<8>());
+    case kNearest: return f(Int<1>());
+    case kBicubic: return axes == 2 ? f(Int<16>()) : cudaErrorNotSupported;
     default: return cudaErrorNotSupported;
   }
 }

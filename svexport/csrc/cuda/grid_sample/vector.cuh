@@ -72,8 +72,8 @@ __device__ __forceinline__ void vector(const Space& s, const T* __restrict__ inp
       memcpy(&tile[swizzled((row + k * rows) * lanes + lane, bits)], &v, 16);
     }
     __syncthreads();
-    dispatch_width(width, [&](auto w) {
-      constexpr int W = decltype(w)::value;
+    with_constant<8, 4, 1>(width, [&](auto w) {
+      constexpr int W = w.value;
       if constexpr (W <= V) {
         write_points<W>(tile, bits, shift, POINTS * rows, target, output.channel, output.point, left,
                           channels - block_channel);

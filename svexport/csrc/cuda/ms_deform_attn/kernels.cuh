@@ -5,7 +5,7 @@
 // them in shared memory; then the lanes of a row read the pixels of all of them, 16 bytes each.
 #pragma once
 
-#include "accumulate.cuh"
+#include "bilinear.cuh"
 #include "ms_deform_attn/tactics.h"
 
 namespace svexport {
@@ -243,7 +243,9 @@ __global__ void __launch_bounds__(kWarps * 32, 4)
         for (int c = 0; c < V; ++c) grad[c] = to_float(v.at[c]);
       } else {
 #pragma unroll
-        for (int c = 0; c < V; ++c) grad[c] = to_float(load_if<T, 1>(grad_row + (d + c) * sizes.grad_output[2], used).at[0]);
+        for (int c = 0; c < V; ++c) {
+          grad[c] = to_float(load_if<T, 1>(grad_row + (d + c) * sizes.grad_output[2], used).at[0]);
+        }
       }
       for (int k0 = 0; k0 < count; k0 += kAhead) {
         Vec<T, V> v[kAhead][4];
