@@ -22,20 +22,17 @@ struct Quantize {
     // the exact remainder. Before that x is brought to where neither overflows, which is far beyond the result's range.
     float q[N];
     if (s.reciprocal != 0) {
-#pragma unroll
-      for (int j = 0; j < N; ++j) {
+      UNROLL for (int j = 0; j < N; ++j) {
         const float value = fminf(fmaxf(to_float(x[0].at[j]), -s.limit), s.limit);
         q[j] = value * s.reciprocal;
         q[j] = fmaf(fmaf(-q[j], s.scale, value), s.reciprocal, q[j]);
         q[j] = fmaf(fmaf(-q[j], s.scale, value), s.reciprocal, q[j]);
       }
     } else {
-#pragma unroll
-      for (int j = 0; j < N; ++j) q[j] = to_float(x[0].at[j]) / s.scale;
+      UNROLL for (int j = 0; j < N; ++j) q[j] = to_float(x[0].at[j]) / s.scale;
     }
     Vec<int8_t, N> result;
-#pragma unroll
-    for (int j = 0; j < N; ++j) {
+    UNROLL for (int j = 0; j < N; ++j) {
       // The integer in the low bits of the sum, which is rounded half to even.
       result.at[j] = static_cast<int8_t>(__float_as_int(fminf(fmaxf(q[j], lowest), 127.f) + 12582912.f));
     }
@@ -54,8 +51,7 @@ struct Dequantize {
   template <int N>
   __device__ __forceinline__ Vec<T, N> operator()(const Vec<int8_t, N> (&q)[1], const Scale& s) const {
     Vec<T, N> x;
-#pragma unroll
-    for (int j = 0; j < N; ++j) x.at[j] = from_float<T>(to_float(q[0].at[j]) * s.scale);
+    UNROLL for (int j = 0; j < N; ++j) x.at[j] = from_float<T>(to_float(q[0].at[j]) * s.scale);
     return x;
   }
 };

@@ -30,8 +30,7 @@ __global__ void __launch_bounds__(kThreads) solve_kernel(const __grid_constant__
     const bool inside = exists && c < a.columns;
     double b = 0, sum = 0;
     if (inside && m.lane() < a.n) b = a.B.get(at[1] + m.lane() * a.strides[1][0] + c * a.strides[1][1]);
-#pragma unroll
-    for (int j = 0; j < L; ++j) sum += m.row[j] * __shfl_sync(~0u, b, m.pivot[j], L);
+    UNROLL for (int j = 0; j < L; ++j) sum += m.row[j] * __shfl_sync(~0u, b, m.pivot[j], L);
     if (m.info) sum = __longlong_as_double(0x7ff8000000000000);
     if (inside && m.step < a.n) {
       a.X.set(at[2] + m.step * a.strides[2][0] + c * a.strides[2][1], static_cast<float>(sum));

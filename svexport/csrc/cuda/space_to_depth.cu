@@ -32,8 +32,7 @@ __global__ void __launch_bounds__(256) rows_kernel(T* image, T* depth, const __g
   int64_t at_image[U], at_depth[U];
   bool there[U];
   const int64_t to_odd = 2 * a.channels * a.depth.c;
-#pragma unroll
-  for (int u = 0; u < U; ++u) {
+  UNROLL for (int u = 0; u < U; ++u) {
     const int64_t i = (blockIdx.x * static_cast<int64_t>(U) + u) * 256 + threadIdx.x;
     there[u] = i < a.count;
     uint32_t rest = there[u] ? static_cast<uint32_t>(i) : 0;
@@ -44,23 +43,19 @@ __global__ void __launch_bounds__(256) rows_kernel(T* image, T* depth, const __g
       even[u] = load_if<T, N>(depth + at_depth[u], there[u]);
       odd[u] = load_if<T, N>(depth + at_depth[u] + to_odd, there[u]);
     } else {
-#pragma unroll
-      for (int k = 0; k < kAccesses; ++k) {
+      UNROLL for (int k = 0; k < kAccesses; ++k) {
         both[u][k] = load_if<T, kTogether>(image + at_image[u] + k * kTogether, there[u]);
       }
     }
   }
-#pragma unroll
-  for (int u = 0; u < U; ++u) {
-#pragma unroll
-    for (int k = 0; k < 2 * N; ++k) {
+  UNROLL for (int u = 0; u < U; ++u) {
+    UNROLL for (int k = 0; k < 2 * N; ++k) {
       T &of_image = both[u][k / kTogether].at[k % kTogether], &of_depth = (k % 2 ? odd : even)[u].at[k / 2];
       (kInverse ? of_image : of_depth) = kInverse ? of_depth : of_image;
     }
     if (!there[u]) continue;
     if constexpr (kInverse) {
-#pragma unroll
-      for (int k = 0; k < kAccesses; ++k) store(image + at_image[u] + k * kTogether, both[u][k]);
+      UNROLL for (int k = 0; k < kAccesses; ++k) store(image + at_image[u] + k * kTogether, both[u][k]);
     } else {
       store(depth + at_depth[u], even[u]);
       store(depth + at_depth[u] + to_odd, odd[u]);
@@ -97,8 +92,7 @@ __global__ void __launch_bounds__(256) pixels_kernel(const T* image, T* depth, c
     const Vec<T, N> v = load<T, N>(image + i * N);
     uint32_t pair = i * N;
     int channel = static_cast<int>(a.step.split(pair));
-#pragma unroll
-    for (int j = 0; j < N; ++j) {
+    UNROLL for (int j = 0; j < N; ++j) {
       piece[pair * (step + 1) + channel] = v.at[j];
       if (++channel == step) {
         channel = 0;
@@ -113,8 +107,7 @@ __global__ void __launch_bounds__(256) pixels_kernel(const T* image, T* depth, c
     const int k = static_cast<int>(a.words.split(channel)) * V;
     if (k >= count) continue;
     Vec<T, V> word;
-#pragma unroll
-    for (int j = 0; j < V; ++j) word.at[j] = piece[(k + j) * (step + 1) + channel];
+    UNROLL for (int j = 0; j < V; ++j) word.at[j] = piece[(k + j) * (step + 1) + channel];
     store<T, V>(depth + (channel + (channel < a.channels ? 0 : a.channels)) * a.depth.c + k, word);
   }
 }

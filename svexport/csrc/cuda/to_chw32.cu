@@ -62,8 +62,7 @@ __global__ void __launch_bounds__(Chw32<T>::kThreads) to_kernel(const T* x, T* o
   if (warp.n >= a.n) return;
   constexpr int V = Warp::kVector;
   Vec<T, V> values[Warp::kChannels][Warp::kPixels / V];
-#pragma unroll
-  for (int c = 0; c < Warp::kChannels; ++c) {
+  UNROLL for (int c = 0; c < Warp::kChannels; ++c) {
     const bool channel = warp.channel + c < a.channels;
     const T* plane = x + warp.n * a.stride_n + (warp.channel + c) * a.stride_c;
     int64_t row = 0, column = 0;
@@ -71,14 +70,12 @@ __global__ void __launch_bounds__(Chw32<T>::kThreads) to_kernel(const T* x, T* o
       row = warp.pixel / a.width;
       column = warp.pixel % a.width;
     }
-#pragma unroll
-    for (int p = 0; p < Warp::kPixels; p += V) {
+    UNROLL for (int p = 0; p < Warp::kPixels; p += V) {
       if constexpr (kRead == Read::kVectors) {
         values[c][p / V] = load_if<T, V>(plane + warp.pixel + p, channel && warp.pixel + p < pixels);
       } else {
         constexpr int kStep = kRead == Read::kPooledVectors ? 2 : 1;  // pixels at once
-#pragma unroll
-        for (int j = 0; j < V; j += kStep) {
+        UNROLL for (int j = 0; j < V; j += kStep) {
           const bool there = channel && warp.pixel + p + j < pixels;
           auto element = [&](int64_t h, int64_t w) {
             return load_if<T, 1>(plane + h * a.stride_h + w * a.stride_w, there).at[0];
@@ -86,8 +83,7 @@ __global__ void __launch_bounds__(Chw32<T>::kThreads) to_kernel(const T* x, T* o
           if constexpr (kRead == Read::kPooledVectors) {
             const T* corner = plane + 2 * row * a.stride_h + 2 * column;
             const auto top = load_if<T, 4>(corner, there), bottom = load_if<T, 4>(corner + a.stride_h, there);
-#pragma unroll
-            for (int k = 0; k < 2; ++k) {
+            UNROLL for (int k = 0; k < 2; ++k) {
               const T left = larger(larger(top.at[2 * k], top.at[2 * k + 1]), bottom.at[2 * k]);
               values[c][p / V].at[j + k] = larger(left, bottom.at[2 * k + 1]);
             }
@@ -107,12 +103,10 @@ __global__ void __launch_bounds__(Chw32<T>::kThreads) to_kernel(const T* x, T* o
     }
   }
   T* to = output + warp.word(a.blocks, pixels);
-#pragma unroll
-  for (int p = 0; p < Warp::kPixels; ++p) {
+  UNROLL for (int p = 0; p < Warp::kPixels; ++p) {
     if (warp.pixel + p >= pixels) return;
     Vec<T, Warp::kChannels> word;
-#pragma unroll
-    for (int c = 0; c < Warp::kChannels; ++c) word.at[c] = values[c][p / V].at[p % V];
+    UNROLL for (int c = 0; c < Warp::kChannels; ++c) word.at[c] = values[c][p / V].at[p % V];
     store<T, Warp::kChannels>(to + p * 32, word);
   }
 }
@@ -146,18 +140,14 @@ __global__ void __launch_bounds__(kWarps * 32) from_kernel(const T* x, T* output
   const int channel0 = static_cast<int>(blocks.split(i)) * 32;
   output += (static_cast<int64_t>(i) * channels + channel0) * words * W + word0 * W;
   Vec<T, W> in[32];
-#pragma unroll
-  for (int k = 0; k < 32; ++k) {  // W pixels of a word after each other
+  UNROLL for (int k = 0; k < 32; ++k) {  // W pixels of a word after each other
     const int word = k / W * W + lane / kLanes;
     in[k] = load_if<T, W>(x + (word * W + k % W) * 32, word0 + word < words);
   }
-#pragma unroll
-  for (int k = 0; k < 32; k += W) {
-#pragma unroll
-    for (int c = 0; c < W; ++c) {
+  UNROLL for (int k = 0; k < 32; k += W) {
+    UNROLL for (int c = 0; c < W; ++c) {
       Vec<T, W> word;
-#pragma unroll
-      for (int j = 0; j < W; ++j) word.at[j] = in[k + j].at[c];
+      UNROLL for (int j = 0; j < W; ++j) word.at[j] = in[k + j].at[c];
       tile[first + c][k + lane / kLanes] = word;
     }
   }

@@ -56,18 +56,15 @@ __global__ void __launch_bounds__(128) norm_kernel(const Norm<T> a) {
   const int64_t start = row * a.channels;
   float v[Rounds], sum = 0, position[3];
   if (a.points) {
-#pragma unroll
-    for (int j = 0; j < 3; ++j) position[j] = to_float(from_float<T>(inverse_sigmoid(a.points[row * 3 + j])));
+    UNROLL for (int j = 0; j < 3; ++j) position[j] = to_float(from_float<T>(inverse_sigmoid(a.points[row * 3 + j])));
   }
-#pragma unroll
-  for (int i = 0; i < Rounds; ++i) {
+  UNROLL for (int i = 0; i < Rounds; ++i) {
     const int c = i * 32 + lane;
     v[i] = 0;
     if (c < a.channels) {
       if (a.points) {
         v[i] = to_float(a.bias[c]);
-#pragma unroll
-        for (int j = 0; j < 3; ++j) v[i] = fmaf(position[j], to_float(a.point_weight[c * 3 + j]), v[i]);
+        UNROLL for (int j = 0; j < 3; ++j) v[i] = fmaf(position[j], to_float(a.point_weight[c * 3 + j]), v[i]);
       } else {
         v[i] = to_float(a.x[start + c]);
         if (a.bias) v[i] += to_float(a.bias[c]);
@@ -79,13 +76,11 @@ __global__ void __launch_bounds__(128) norm_kernel(const Norm<T> a) {
   }
   const float mean = warp_sum(sum) / a.channels;
   float squares = 0;
-#pragma unroll
-  for (int i = 0; i < Rounds; ++i) {
+  UNROLL for (int i = 0; i < Rounds; ++i) {
     if (i * 32 + lane < a.channels) squares = fmaf(v[i] - mean, v[i] - mean, squares);
   }
   const float scale = rsqrtf(warp_sum(squares) / a.channels + kEps);
-#pragma unroll
-  for (int i = 0; i < Rounds; ++i) {
+  UNROLL for (int i = 0; i < Rounds; ++i) {
     const int c = i * 32 + lane;
     if (c >= a.channels) break;
     float y = (v[i] - mean) * scale * to_float(a.weight[c]) + to_float(a.norm_bias[c]);

@@ -77,29 +77,24 @@ __global__ void __launch_bounds__(kCopyThreads) copy_maps(const __grid_constant_
   const uint16_t* from = m.from + image / a.cams * m.batch + image % a.cams * m.cam + (channel0 + warp) * m.channel;
   uint32_t words[kCopyChannels / kCopyWarps];
   if (m.pairs) {
-#pragma unroll
-    for (int i = 0; i < kCopyChannels / kCopyWarps; ++i) {
+    UNROLL for (int i = 0; i < kCopyChannels / kCopyWarps; ++i) {
       words[i] =
           pixel < m.pixels ? __ldg(reinterpret_cast<const uint32_t*>(from + i * kCopyWarps * m.channel + pixel)) : 0;
     }
   } else {
     const int next = pixel + 1;
     const int64_t at[2] = {pixel / m.width * m.y + pixel % m.width * m.x, next / m.width * m.y + next % m.width * m.x};
-#pragma unroll
-    for (int i = 0; i < kCopyChannels / kCopyWarps; ++i) {
+    UNROLL for (int i = 0; i < kCopyChannels / kCopyWarps; ++i) {
       const uint16_t* row = from + i * kCopyWarps * m.channel;
       words[i] = (pixel < m.pixels ? __ldg(row + at[0]) : 0) |
                  static_cast<uint32_t>(next < m.pixels ? __ldg(row + at[1]) : 0) << 16;
     }
   }
-#pragma unroll
-  for (int i = 0; i < kCopyChannels / kCopyWarps; ++i) tile[warp + i * kCopyWarps][lane] = words[i];
+  UNROLL for (int i = 0; i < kCopyChannels / kCopyWarps; ++i) tile[warp + i * kCopyWarps][lane] = words[i];
   __syncthreads();
   uint16_t* to = m.to + (static_cast<int64_t>(image) * m.pixels + pixel0) * kChannels + channel0 + 2 * lane;
-#pragma unroll
-  for (int pair = warp; pair < kCopyPixels / 2; pair += kCopyWarps) {
-#pragma unroll
-    for (int channel = 0; channel < kCopyChannels; channel += 64) {
+  UNROLL for (int pair = warp; pair < kCopyPixels / 2; pair += kCopyWarps) {
+    UNROLL for (int channel = 0; channel < kCopyChannels; channel += 64) {
       const uint32_t low = tile[channel + 2 * lane][pair], high = tile[channel + 2 * lane + 1][pair];
       uint32_t* there = reinterpret_cast<uint32_t*>(to + static_cast<int64_t>(2 * pair) * kChannels + channel);
       if (pixel0 + 2 * pair < m.pixels) there[0] = __byte_perm(low, high, 0x5410);

@@ -33,8 +33,7 @@ __device__ __forceinline__ void add_parts(const float* parts, int count, int64_t
   sums[threadIdx.x] = sum;
   __syncthreads();
   if (threadIdx.x >= kElements || i >= size) return;
-#pragma unroll
-  for (int j = 1; j < kAdding / kElements; ++j) sum += sums[threadIdx.x + j * kElements];
+  UNROLL for (int j = 1; j < kAdding / kElements; ++j) sum += sums[threadIdx.x + j * kElements];
   write(i, sum);
 }
 

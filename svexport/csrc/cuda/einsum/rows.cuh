@@ -29,8 +29,7 @@ struct alignas(16) Fragment<float> {
 
   // A rounded first part leaves a second one of either sign. That of one factor is enough for errors to cancel.
   __device__ __forceinline__ void set(const float (&x)[2], bool rounded = false) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    UNROLL for (int i = 0; i < 2; ++i) {
       const Parts p = rounded ? parts(x[i]) : cut(x[i]);
       big[i] = p.big;
       small[i] = p.small;
@@ -52,16 +51,12 @@ __device__ __forceinline__ void multiply(float (&c)[J][4], const Fragment<T>& up
   if constexpr (sizeof(T) == 4) {
     const uint32_t big[4] = {upper.big[0], lower.big[0], upper.big[1], lower.big[1]};
     const uint32_t small[4] = {upper.small[0], lower.small[0], upper.small[1], lower.small[1]};
-#pragma unroll
-    for (int j = 0; j < J; ++j) mma_tf32(c[j], small, b[j].big[0], b[j].big[1]);
-#pragma unroll
-    for (int j = 0; j < J; ++j) mma_tf32(c[j], big, b[j].small[0], b[j].small[1]);
-#pragma unroll
-    for (int j = 0; j < J; ++j) mma_tf32(c[j], big, b[j].big[0], b[j].big[1]);
+    UNROLL for (int j = 0; j < J; ++j) mma_tf32(c[j], small, b[j].big[0], b[j].big[1]);
+    UNROLL for (int j = 0; j < J; ++j) mma_tf32(c[j], big, b[j].small[0], b[j].small[1]);
+    UNROLL for (int j = 0; j < J; ++j) mma_tf32(c[j], big, b[j].big[0], b[j].big[1]);
   } else {
     const uint32_t both[4] = {upper.both[0], lower.both[0], upper.both[1], lower.both[1]};
-#pragma unroll
-    for (int j = 0; j < J; ++j) mma<T>(c[j], both, b[j].both[0], b[j].both[1]);
+    UNROLL for (int j = 0; j < J; ++j) mma<T>(c[j], both, b[j].both[0], b[j].both[1]);
   }
 }
 
