@@ -12,7 +12,7 @@ from svexport.ops.dequantize import OP as DEQUANTIZE
 from svexport.ops.quantize import OP
 from tests.emulation import Kernels, emulated, in_memory, poisoned
 
-pytestmark = emulated("quantize", "dequantize")
+pytestmark = emulated("quantize")
 
 FLOATS = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 NUMBERS = {dtype: number for number, dtype in DTYPES.items()}

@@ -10,7 +10,7 @@ from svexport.ops.from_chw32 import OP as FROM
 from svexport.ops.to_chw32 import OP
 from tests.emulation import Kernels, emulated, in_memory, poisoned
 
-pytestmark = emulated("to_chw32", "from_chw32", "permute")
+pytestmark = emulated("to_chw32", "permute")
 
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
 

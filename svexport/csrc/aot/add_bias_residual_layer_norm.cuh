@@ -15,14 +15,8 @@ __device__ void add_bias_residual_layer_norm(const View<const T, R>& x, const Vi
   const int d = x.sizes[R - 1];
   Walk<3> rows;
   rows.push({x.product(0, R - 1), {d, d, d}});
-  const Forward a{{rows, x.data, residual.data, extra.data},
-                  AnyFloat(untyped(bias)),
-                  AnyFloat(untyped(weight)),
-                  AnyFloat(untyped(norm_bias)),
-                  y.data,
-                  s.data,
-                  d,
-                  eps};
+  const Forward a{{rows, x.data, residual.data, extra.data}, AnyFloat(untyped(bias)), AnyFloat(untyped(weight)),
+                  AnyFloat(untyped(norm_bias)), y.data, s.data, d, eps};
   constexpr int kBytes = kWidth * sizeof(T), kVector = kWidth < 4 ? kWidth * 4 : 16;
   const bool aligned = x.aligned(kBytes) && residual.aligned(kBytes) && extra.aligned(kBytes) && y.aligned(kBytes) &&
                        s.aligned(kBytes) && bias.aligned(kVector) && weight.aligned(kVector) &&

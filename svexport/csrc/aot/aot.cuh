@@ -18,9 +18,7 @@
 
 namespace svexport::aot {
 
-// A constant of the compilation: an attribute, or what the shapes known to TensorRT decided.
-template <int N>
-using Int = std::integral_constant<int, N>;
+using svexport::Int;  // an attribute, or what the shapes known to TensorRT decided: for the entry point
 
 // A list among a node's inputs or attributes.
 template <class T, int N>
@@ -37,8 +35,7 @@ struct View {
 
   __device__ __forceinline__ int64_t product(int first, int last) const {
     int64_t n = 1;
-#pragma unroll
-    for (int i = first; i < last; ++i) n *= sizes[i];
+    UNROLL for (int i = first; i < last; ++i) n *= sizes[i];
     return n;
   }
   __device__ __forceinline__ bool aligned(int bytes) const { return reinterpret_cast<uintptr_t>(data) % bytes == 0; }
@@ -69,8 +66,7 @@ __device__ __forceinline__ Tensor tensor(const View<T, R>& view, bool last = fal
     t.strides[R - 3] = 1;
     stride = view.sizes[R - 3];
   }
-#pragma unroll
-  for (int i = R - 1; i >= 0; --i) {
+  UNROLL for (int i = R - 1; i >= 0; --i) {
     t.sizes[i] = view.sizes[i];
     if (last && i == R - 3) continue;
     t.strides[i] = stride;

@@ -25,8 +25,7 @@ __device__ void ms_deform_attn(const View<const F, 4>& value, const View<const I
   const auto strides = [](const auto& view, auto& to) {
     constexpr int R = std::extent_v<std::remove_reference_t<decltype(view.sizes)>>;
     int64_t stride = 1;
-#pragma unroll
-    for (int i = R - 1; i >= 0; --i) {
+    UNROLL for (int i = R - 1; i >= 0; --i) {
       to[i] = stride;
       stride *= view.sizes[i];
     }

@@ -18,8 +18,7 @@ __device__ Space space(const View<const T, R>& input, const View<const G, R>& gr
   s.axes = AXES;
   s.describe(sampling);
   s.points = static_cast<int>(grid.product(1, R - 1));
-#pragma unroll
-  for (int a = 0; a < AXES; ++a) {
+  UNROLL for (int a = 0; a < AXES; ++a) {
     s.describe(a, input.sizes[R - 1 - a], stride);
     stride *= s.size[a];
   }

@@ -32,8 +32,7 @@ __global__ void __launch_bounds__(256) attention_kernel(const T* qkv, T* output,
   wait_for_previous();
   start_next();
   float q[D], sum[D] = {}, largest = -INFINITY, total = 0;
-#pragma unroll
-  for (int d = 0; d < D; ++d) q[d] = query < queries && d < dim ? to_float(base[query * row + d]) * scale : 0.f;
+  UNROLL for (int d = 0; d < D; ++d) q[d] = query < queries && d < dim ? to_float(base[query * row + d]) * scale : 0.f;
 
   for (int start = 0; start < queries; start += kKeys) {
     __syncthreads();
@@ -45,15 +44,12 @@ __global__ void __launch_bounds__(256) attention_kernel(const T* qkv, T* output,
     }
     __syncthreads();
     float score[kChunk], higher = largest;
-#pragma unroll
-    for (int i = 0; i < kChunk; ++i) {
+    UNROLL for (int i = 0; i < kChunk; ++i) {
       const float* key = keys + (split * kChunk + i) * D;
       float s = 0;
-#pragma unroll
-      for (int d = 0; d < D; d += 4) {
+      UNROLL for (int d = 0; d < D; d += 4) {
         const Vec<float, 4> k = load<float, 4>(key + d);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) s = fmaf(q[d + j], k.at[j], s);
+        UNROLL for (int j = 0; j < 4; ++j) s = fmaf(q[d + j], k.at[j], s);
       }
       score[i] = start + split * kChunk + i < queries ? s : -INFINITY;
       higher = score[i] > higher ? score[i] : higher;
@@ -64,31 +60,25 @@ __global__ void __launch_bounds__(256) attention_kernel(const T* qkv, T* output,
     const float shrink = exp2f(largest - higher);
     largest = higher;
     total *= shrink;
-#pragma unroll
-    for (int d = 0; d < D; ++d) sum[d] *= shrink;
-#pragma unroll
-    for (int i = 0; i < kChunk; ++i) {
+    UNROLL for (int d = 0; d < D; ++d) sum[d] *= shrink;
+    UNROLL for (int i = 0; i < kChunk; ++i) {
       const float* value = values + (split * kChunk + i) * D;
       const float p = exp2f(score[i] - higher);
       total += p;
-#pragma unroll
-      for (int d = 0; d < D; d += 4) {
+      UNROLL for (int d = 0; d < D; d += 4) {
         const Vec<float, 4> v = load<float, 4>(value + d);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) sum[d + j] = fmaf(p, v.at[j], sum[d + j]);
+        UNROLL for (int j = 0; j < 4; ++j) sum[d + j] = fmaf(p, v.at[j], sum[d + j]);
       }
     }
   }
 
-#pragma unroll
-  for (int half = kSplits / 2; half > 0; half /= 2) {
+  UNROLL for (int half = kSplits / 2; half > 0; half /= 2) {
     __syncthreads();
     float* other = shared + split % half * (D + 2) * kQueries + lane;
     if (split >= half && split < 2 * half) {
       other[0] = largest;
       other[kQueries] = total;
-#pragma unroll
-      for (int d = 0; d < D; ++d) other[(d + 2) * kQueries] = sum[d];
+      UNROLL for (int d = 0; d < D; ++d) other[(d + 2) * kQueries] = sum[d];
     }
     __syncthreads();
     if (split < half && !(other[0] == -INFINITY && other[kQueries] == 0)) {
@@ -96,15 +86,13 @@ __global__ void __launch_bounds__(256) attention_kernel(const T* qkv, T* output,
       const float mine = exp2f(largest - higher), theirs = exp2f(other[0] - higher);
       largest = higher;
       total = total * mine + other[kQueries] * theirs;
-#pragma unroll
-      for (int d = 0; d < D; ++d) sum[d] = sum[d] * mine + other[(d + 2) * kQueries] * theirs;
+      UNROLL for (int d = 0; d < D; ++d) sum[d] = sum[d] * mine + other[(d + 2) * kQueries] * theirs;
     }
   }
   if (split == 0 && query < queries) {
     T* to = output + ((first + query) * heads + head) * dim;
     const float scale_out = 1.f / total;
-#pragma unroll
-    for (int d = 0; d < D; ++d) {
+    UNROLL for (int d = 0; d < D; ++d) {
       if (d < dim) to[d] = from_float<T>(sum[d] * scale_out);
     }
   }
@@ -119,10 +107,8 @@ struct Products {
 
   // rows: queries group and group + 8.
   __device__ __forceinline__ Products(const T* const (&rows)[2], int, int pair) {
-#pragma unroll
-    for (int k = 0; k < D / 16; ++k) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
+    UNROLL for (int k = 0; k < D / 16; ++k) {
+      UNROLL for (int i = 0; i < 4; ++i) {
         query[k][i] = *reinterpret_cast<const uint32_t*>(rows[i % 2] + k * 16 + i / 2 * 8 + pair * 2);
       }
     }
@@ -131,10 +117,8 @@ struct Products {
   __device__ __forceinline__ void scores(const T* keys, float (&score)[kKeys / 8][4]) const {
     const int lane = threadIdx.x % 32;
     const uint32_t from = shared_address(keys);
-#pragma unroll
-    for (int k = 0; k < D / 16; ++k) {
-#pragma unroll
-      for (int n = 0; n < kKeys / 16; ++n) {
+    UNROLL for (int k = 0; k < D / 16; ++k) {
+      UNROLL for (int n = 0; n < kKeys / 16; ++n) {
         uint32_t b[4];
         const int key = n * 16 + lane / 16 * 8 + lane % 8;
         load_matrix(b, from + (key * kKeyPitch + k * 16 + lane / 8 % 2 * 8) * 2);
@@ -142,23 +126,19 @@ struct Products {
         mma<T>(score[2 * n + 1], query[k], b[2], b[3]);
       }
     }
-#pragma unroll
-    for (int i = 0; i < kKeys / 2; ++i) score[i / 4][i % 4] *= scale<D>();
+    UNROLL for (int i = 0; i < kKeys / 2; ++i) score[i / 4][i % 4] *= scale<D>();
   }
 
   __device__ __forceinline__ void add(const T* values, const float (&weight)[kKeys / 8][4],
                                       float (&sum)[D / 8][4]) const {
     const int lane = threadIdx.x % 32;
     const uint32_t from = shared_address(values);
-#pragma unroll
-    for (int k = 0; k < kKeys / 16; ++k) {
+    UNROLL for (int k = 0; k < kKeys / 16; ++k) {
       uint32_t weights[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
+      UNROLL for (int i = 0; i < 4; ++i) {
         weights[i] = pack<T>(weight[2 * k + i / 2][i % 2 * 2], weight[2 * k + i / 2][i % 2 * 2 + 1]);
       }
-#pragma unroll
-      for (int n = 0; n < D / 16; ++n) {
+      UNROLL for (int n = 0; n < D / 16; ++n) {
         uint32_t b[4];
         const int key = k * 16 + lane / 8 % 2 * 8 + lane % 8;
         load_matrix_transposed(b, from + (key * kValuePitch + n * 16 + lane / 16 * 8) * 2);
@@ -178,25 +158,21 @@ struct Products<float, D> {
   Parts query[D / 8][4];
 
   __device__ __forceinline__ Products(const float* const (&rows)[2], int group, int pair) : group(group), pair(pair) {
-#pragma unroll
-    for (int k = 0; k < D / 16; ++k) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
+    UNROLL for (int k = 0; k < D / 16; ++k) {
+      UNROLL for (int r = 0; r < 2; ++r) {
         const Vec<float, 4> v = load<float, 4>(rows[r] + k * 16 + pair * 4);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) query[2 * k + j / 2][j % 2 * 2 + r] = parts(v.at[j] * scale<D>());
+        UNROLL for (int j = 0; j < 4; ++j) query[2 * k + j / 2][j % 2 * 2 + r] = parts(v.at[j] * scale<D>());
       }
     }
   }
 
   __device__ __forceinline__ void scores(const float* keys, float (&score)[kKeys / 8][4]) const {
-#pragma unroll
-    for (int n = 0; n < kKeys / 8; ++n) {
-#pragma unroll
-      for (int k = 0; k < D / 16; ++k) {
+    UNROLL for (int n = 0; n < kKeys / 8; ++n) {
+      UNROLL for (int k = 0; k < D / 16; ++k) {
         const Vec<float, 4> v = load<float, 4>(keys + (n * 8 + group) * kKeyPitch + k * 16 + pair * 4);
-#pragma unroll
-        for (int j = 0; j < 2; ++j) mma_parts(score[n], query[2 * k + j], parts(v.at[2 * j]), parts(v.at[2 * j + 1]));
+        UNROLL for (int j = 0; j < 2; ++j) {
+          mma_parts(score[n], query[2 * k + j], parts(v.at[2 * j]), parts(v.at[2 * j + 1]));
+        }
       }
     }
   }
@@ -204,15 +180,14 @@ struct Products<float, D> {
   __device__ __forceinline__ void add(const float* values, const float (&weight)[kKeys / 8][4],
                                       float (&sum)[D / 8][4]) const {
     float tile_sum[D / 8][4] = {};  // tensor cores cut off what they add: long sums are ours
-#pragma unroll
-    for (int k = 0; k < kKeys / 8; ++k) {
+    UNROLL for (int k = 0; k < kKeys / 8; ++k) {
       const Parts weights[4] = {parts(weight[k][0]), parts(weight[k][2]), parts(weight[k][1]), parts(weight[k][3])};
       const float* from = values + (k * 8 + pair * 2) * kValuePitch + group;
-#pragma unroll
-      for (int n = 0; n < D / 8; ++n) mma_parts(tile_sum[n], weights, parts(from[n * 8]), parts(from[kValuePitch + n * 8]));
+      UNROLL for (int n = 0; n < D / 8; ++n) {
+        mma_parts(tile_sum[n], weights, parts(from[n * 8]), parts(from[kValuePitch + n * 8]));
+      }
     }
-#pragma unroll
-    for (int i = 0; i < D / 2; ++i) sum[i / 4][i % 4] += tile_sum[i / 4][i % 4];
+    UNROLL for (int i = 0; i < D / 2; ++i) sum[i / 4][i % 4] += tile_sum[i / 4][i % 4];
   }
 };
 
@@ -238,8 +213,7 @@ __global__ void __launch_bounds__(256) attention_mma_kernel(const T* qkv, T* out
 
   auto fetch = [&](int tile) {
     if (tile < tiles) {
-#pragma unroll
-      for (int i = threadIdx.x; i < kPieces; i += 256) {
+      UNROLL for (int i = threadIdx.x; i < kPieces; i += 256) {
         const int key = i / (D / V), d = i % (D / V) * V, from = tile * kKeys + key;
         const bool in = from < queries;
         T* const to = shared + tile % 2 * kTile + d;
@@ -266,27 +240,22 @@ __global__ void __launch_bounds__(256) attention_mma_kernel(const T* qkv, T* out
     const T* values = shared + tile % 2 * kTile + kKeys * P::kKeyPitch + half * P::kKeys * P::kValuePitch;
     float score[P::kKeys / 8][4] = {};  // and then weights
     products.scores(keys, score);
-#pragma unroll
-    for (int n = 0; n < P::kKeys / 8; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
+    UNROLL for (int n = 0; n < P::kKeys / 8; ++n) {
+      UNROLL for (int i = 0; i < 4; ++i) {
         if (tile * kKeys + half * P::kKeys + n * 8 + pair * 2 + i % 2 >= queries) score[n][i] = -INFINITY;
       }
     }
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {  // rows group and group + 8
+    UNROLL for (int r = 0; r < 2; ++r) {  // rows group and group + 8
       const float before = largest[r];
       largest[r] = row_max(score, r, before);
       const float from = base_of(largest[r]), shrink = exp2f(before - from);
       total[r] *= shrink;
-#pragma unroll
-      for (int n = 0; n < P::kKeys / 8; ++n) {
+      UNROLL for (int n = 0; n < P::kKeys / 8; ++n) {
         float &p = score[n][2 * r], &q = score[n][2 * r + 1];
         p = exp2f(p - from), q = exp2f(q - from);
         total[r] += p + q;
       }
-#pragma unroll
-      for (int n = 0; n < D / 8; ++n) sum[n][2 * r] *= shrink, sum[n][2 * r + 1] *= shrink;
+      UNROLL for (int n = 0; n < D / 8; ++n) sum[n][2 * r] *= shrink, sum[n][2 * r + 1] *= shrink;
     }
     products.add(values, score, sum);
   }
@@ -294,26 +263,21 @@ __global__ void __launch_bounds__(256) attention_mma_kernel(const T* qkv, T* out
   // The second half of the warps leave what they have to the first, a column of shared memory each.
   __syncthreads();
   float* const left = reinterpret_cast<float*>(bytes) + threadIdx.x % 128;
-#pragma unroll
-  for (int r = 0; r < 2 && half; ++r) {
+  UNROLL for (int r = 0; r < 2 && half; ++r) {
     left[r * 128] = largest[r], left[(2 + r) * 128] = total[r];
-#pragma unroll
-    for (int i = 0; i < D / 4; ++i) left[(4 + r * D / 4 + i) * 128] = sum[i / 2][2 * r + i % 2];
+    UNROLL for (int i = 0; i < D / 4; ++i) left[(4 + r * D / 4 + i) * 128] = sum[i / 2][2 * r + i % 2];
   }
   __syncthreads();
   if (half) return;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
+  UNROLL for (int r = 0; r < 2; ++r) {
     const float from = base_of(fmaxf(largest[r], left[r * 128]));
     const float mine = exp2f(largest[r] - from), theirs = exp2f(left[r * 128] - from);
     const float all = quad_sum(total[r] * mine + left[(2 + r) * 128] * theirs);
     const int q = query0 + r * 8;
     if (q >= queries) continue;
-#pragma unroll
-    for (int n = 0; n < D / 8; ++n) {
+    UNROLL for (int n = 0; n < D / 8; ++n) {
       Vec<T, 2> y;
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
+      UNROLL for (int i = 0; i < 2; ++i) {
         const float other = left[(4 + r * D / 4 + 2 * n + i) * 128];
         y.at[i] = from_float<T>((sum[n][2 * r + i] * mine + other * theirs) / all);
       }

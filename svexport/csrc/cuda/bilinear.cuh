@@ -16,8 +16,7 @@ struct Corners {
 __device__ __forceinline__ Corners corners(float x, int size) {
   const float lower = floorf(x), fraction = x - lower;
   Corners c;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
+  UNROLL for (int i = 0; i < 2; ++i) {
     const float pixel = lower + static_cast<float>(i);
     const bool inside = pixel >= 0 && pixel < static_cast<float>(size);
     c.index[i] = inside ? static_cast<int>(pixel) : 0;
@@ -31,8 +30,7 @@ template <class T, int N>
 __device__ __forceinline__ void add_scaled(float (&sum)[N], float weight, const Vec<T, N>& v) {
   float x[N];
   to_floats(v, x);
-#pragma unroll
-  for (int i = 0; i < N; ++i) sum[i] = fmaf(weight, x[i], sum[i]);
+  UNROLL for (int i = 0; i < N; ++i) sum[i] = fmaf(weight, x[i], sum[i]);
 }
 
 // Whether codes of four pixels are multiplied by weights as integers: an instruction for two products, where in float
@@ -62,27 +60,23 @@ struct CodeWeights {
 template <int N>
 __device__ __forceinline__ void add_scaled(float (&sum)[N], float factor, const CodeWeights& weights,
                                            const Vec<int8_t, N> (&v)[4]) {
-#pragma unroll
-  for (int i = 0; i < N; i += 2) {
+  UNROLL for (int i = 0; i < N; i += 2) {
     uint32_t codes[4];
-#pragma unroll
-    for (int k = 0; k < 4; ++k) memcpy(&codes[k], &v[k].at[i / 4 * 4], 4);
+    UNROLL for (int k = 0; k < 4; ++k) memcpy(&codes[k], &v[k].at[i / 4 * 4], 4);
     const int bytes = i % 4 ? 0x7362 : 0x5140;  // of two pixels those of a channel side by side
     const int above = __byte_perm(codes[0], codes[1], bytes), below = __byte_perm(codes[2], codes[3], bytes);
     const int upper = __float_as_int(weights.upper), lower = __float_as_int(weights.lower);
     const int zero = __float_as_int(kOfFloat);
     const int x[] = {__dp2a_lo(lower, below, __dp2a_lo(upper, above, zero)),
                      __dp2a_hi(lower, below, __dp2a_hi(upper, above, zero))};
-#pragma unroll
-    for (int j = 0; j < 2; ++j) sum[i + j] = fmaf(factor, __int_as_float(x[j]) - kOfFloat, sum[i + j]);
+    UNROLL for (int j = 0; j < 2; ++j) sum[i + j] = fmaf(factor, __int_as_float(x[j]) - kOfFloat, sum[i + j]);
   }
 }
 
 template <class T, int N>
 __device__ __forceinline__ Vec<T, N> rounded(const float (&x)[N]) {
   Vec<T, N> v;
-#pragma unroll
-  for (int i = 0; i < N; ++i) v.at[i] = from_float<T>(x[i]);
+  UNROLL for (int i = 0; i < N; ++i) v.at[i] = from_float<T>(x[i]);
   return v;
 }
 
@@ -91,8 +85,7 @@ template <int N>
 __device__ __forceinline__ void atomic_add(float* p, const float (&x)[N]) {
 #if __CUDA_ARCH__ >= 900
   constexpr int kScalars = N % 4;
-#pragma unroll
-  for (int i = 0; i < N - kScalars; i += 4) {
+  UNROLL for (int i = 0; i < N - kScalars; i += 4) {
     asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p + i), "f"(x[i]), "f"(x[i + 1]), "f"(x[i + 2]),
                  "f"(x[i + 3])
                  : "memory");
@@ -100,8 +93,26 @@ __device__ __forceinline__ void atomic_add(float* p, const float (&x)[N]) {
 #else
   constexpr int kScalars = N;
 #endif
-#pragma unroll
-  for (int i = N - kScalars; i < N; ++i) atomicAdd(p + i, x[i]);
+  UNROLL for (int i = N - kScalars; i < N; ++i) atomicAdd(p + i, x[i]);
 }
+
+// Sums to which many threads add, in global memory: in float, where the order of the additions shows in the last bits;
+// or, with a scale, in 64-bit fixed point, where it does not: x counts as round(x * scale).
+struct Sums {
+  void* data;  // float or int64_t; null: nobody wants them
+  const float* scale;
+
+  template <int N>
+  __device__ __forceinline__ void add(int64_t i, const float (&x)[N]) const {
+    if (!scale) {
+      atomic_add(static_cast<float*>(data) + i, x);
+      return;
+    }
+    UNROLL for (int j = 0; j < N; ++j) {
+      atomicAdd(static_cast<unsigned long long*>(data) + i + j,
+                static_cast<unsigned long long>(__float2ll_rn(x[j] * *scale)));
+    }
+  }
+};
 
 }  // namespace svexport

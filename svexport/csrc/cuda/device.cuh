@@ -9,6 +9,9 @@
 
 #include "tensor.h"
 
+// In front of a loop that is to be unrolled, all of it.
+#define UNROLL _Pragma("unroll")
+
 namespace svexport {
 
 // An attribute of the current device; 0 if there is none.
@@ -43,17 +46,16 @@ struct alignas(N * sizeof(T)) Vec {
 template <class T, int N>
 __device__ __forceinline__ void to_floats(const Vec<T, N>& v, float (&x)[N]) {
   if constexpr (sizeof(T) == 1 && N % 4 == 0) {
-#pragma unroll
-    for (int i = 0; i < N; i += 4) {
+    UNROLL for (int i = 0; i < N; i += 4) {
       uint32_t codes;
       memcpy(&codes, &v.at[i], 4);
       codes ^= 0x80808080;  // code + 128: the lowest bits of 2^23 + 128 + code
-#pragma unroll
-      for (int j = 0; j < 4; ++j) x[i + j] = __uint_as_float(__byte_perm(codes, 0x4b000000, 0x7440 + j)) - 8388736.0f;
+      UNROLL for (int j = 0; j < 4; ++j) {
+        x[i + j] = __uint_as_float(__byte_perm(codes, 0x4b000000, 0x7440 + j)) - 8388736.0f;
+      }
     }
   } else {
-#pragma unroll
-    for (int i = 0; i < N; ++i) x[i] = to_float(v.at[i]);
+    UNROLL for (int i = 0; i < N; ++i) x[i] = to_float(v.at[i]);
   }
 }
 
@@ -143,6 +145,11 @@ struct AnyFloat {
   }
 };
 
+__device__ __forceinline__ float warp_sum(float x) {
+  UNROLL for (int other = 16; other; other /= 2) x += __shfl_xor_sync(~0u, x, other);
+  return x;
+}
+
 __host__ __device__ inline bool is_float(const Tensor& t) {
   return t.dtype == DType::kFloat32 || t.dtype == DType::kFloat16 || t.dtype == DType::kBFloat16;
 }
@@ -197,5 +204,18 @@ cudaError_t dispatch_size(int64_t bytes, F&& f) {
 // The element type in such a function: `using T = element_t<decltype(p)>;`
 template <class Pointer>
 using element_t = std::remove_cv_t<std::remove_pointer_t<Pointer>>;
+
+template <int N>
+using Int = std::integral_constant<int, N>;
+
+// Calls f with a number as a constant, one of these; the last where it is none of those before.
+#pragma nv_exec_check_disable
+template <int kFirst, int... kOthers, class F>
+__host__ __device__ __forceinline__ auto with_constant(int number, F&& f) {
+  if constexpr (sizeof...(kOthers) > 0) {
+    if (number != kFirst) return with_constant<kOthers...>(number, f);
+  }
+  return f(Int<kFirst>());
+}
 
 }  // namespace svexport

@@ -39,14 +39,11 @@ __global__ void __launch_bounds__(256) dense_kernel(const __grid_constant__ Elem
   constexpr int N = A::kVector;
   const int64_t first = (blockIdx.x * static_cast<int64_t>(A::kThreads * kUnroll) + threadIdx.x) * N;
   Vec<In, N> in[kUnroll][K];
-#pragma unroll
-  for (int u = 0; u < kUnroll; ++u) {
+  UNROLL for (int u = 0; u < kUnroll; ++u) {
     const int64_t i = first + u * A::kThreads * N;
-#pragma unroll
-    for (int k = 0; k < K; ++k) in[u][k] = load_if<In, N>(a.inputs[k] + i, i + N <= a.count);
+    UNROLL for (int k = 0; k < K; ++k) in[u][k] = load_if<In, N>(a.inputs[k] + i, i + N <= a.count);
   }
-#pragma unroll
-  for (int u = 0; u < kUnroll; ++u) {
+  UNROLL for (int u = 0; u < kUnroll; ++u) {
     const int64_t i = first + u * A::kThreads * N;
     if (i >= a.count) return;
     int64_t channel = 0, rest = 0;  // position within the channel
@@ -66,19 +63,16 @@ __global__ void __launch_bounds__(256) dense_kernel(const __grid_constant__ Elem
 #pragma unroll 1
       for (int64_t j = i; j < a.count; ++j, next()) {
         Vec<In, 1> x[K];
-#pragma unroll
-        for (int k = 0; k < K; ++k) x[k] = load<In, 1>(a.inputs[k] + j);
+        UNROLL for (int k = 0; k < K; ++k) x[k] = load<In, 1>(a.inputs[k] + j);
         store<Out, 1>(a.output + j, a.f(x, typename F::Scale(a.scale(channel))));
       }
     } else if (std::is_empty_v<typename F::Scale> || a.channels <= 1 || rest + N <= a.inner) {
       store<Out, N>(a.output + i, a.f(in[u], typename F::Scale(a.scale(channel))));
     } else {
       Vec<Out, N> out;
-#pragma unroll
-      for (int j = 0; j < N; ++j, next()) {
+      UNROLL for (int j = 0; j < N; ++j, next()) {
         Vec<In, 1> x[K];
-#pragma unroll
-        for (int k = 0; k < K; ++k) x[k].at[0] = in[u][k].at[j];
+        UNROLL for (int k = 0; k < K; ++k) x[k].at[0] = in[u][k].at[j];
         out.at[j] = a.f(x, typename F::Scale(a.scale(channel))).at[0];
       }
       store<Out, N>(a.output + i, out);
@@ -95,22 +89,15 @@ __global__ void __launch_bounds__(256) strided_kernel(const __grid_constant__ El
   int64_t at[K + 2];
   walk.offsets(i, at);
   Vec<In, 1> x[K];
-#pragma unroll
-  for (int k = 0; k < K; ++k) x[k] = load<In, 1>(a.inputs[k] + at[k + 2]);
+  UNROLL for (int k = 0; k < K; ++k) x[k] = load<In, 1>(a.inputs[k] + at[k + 2]);
   store<Out, 1>(a.output + at[0], a.f(x, typename F::Scale(a.scale(at[1]))));
 }
 
 template <class In, class Out, int K, class F>
 cudaError_t elementwise(const Tensor* const (&inputs)[K], const Scales& scales, const Tensor& output, F f,
                         cudaStream_t stream) {
-  Elementwise<In, Out, K, F> a{{},
-                               static_cast<Out*>(output.data),
-                               output.numel(),
-                               scales.number,
-                               static_cast<const float*>(scales.tensor.data),
-                               1,
-                               1,
-                               f};
+  Elementwise<In, Out, K, F> a{{}, static_cast<Out*>(output.data), output.numel(), scales.number,
+                               static_cast<const float*>(scales.tensor.data), 1, 1, f};
   if (a.count == 0) return cudaSuccess;
   Tensor channels = output;  // the index of the scale as an offset
   std::fill_n(channels.strides, kMaxRank, 0);

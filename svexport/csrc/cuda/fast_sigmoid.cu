@@ -16,8 +16,7 @@ struct Forward {
   template <int N>
   __device__ __forceinline__ Vec<T, N> operator()(const Vec<T, N> (&in)[1], NoScale) const {
     Vec<T, N> out;
-#pragma unroll
-    for (int j = 0; j < N; ++j) {
+    UNROLL for (int j = 0; j < N; ++j) {
       const float x = to_float(in[0].at[j]), square = x * x + 0.975f, inverse = __fdividef(1.f, square);
       // A quotient like that of a division, 0.5 at 0, by one correction with the remainder, which infinity has not.
       float tail = 0.4875f * inverse;
@@ -35,8 +34,7 @@ struct Backward {
   template <int N>
   __device__ __forceinline__ Vec<T, N> operator()(const Vec<T, N> (&in)[2], NoScale) const {
     Vec<T, N> out;
-#pragma unroll
-    for (int j = 0; j < N; ++j) {
+    UNROLL for (int j = 0; j < N; ++j) {
       const float grad = to_float(in[0].at[j]), x = to_float(in[1].at[j]), inverse = __fdividef(1.f, x * x + 0.975f);
       out.at[j] = from_float<T>(grad * (0.975f * inverse * inverse) * fabsf(x));
     }

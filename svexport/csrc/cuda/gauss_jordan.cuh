@@ -35,15 +35,12 @@ struct LaneMatrix {
     from += r * row_stride;
     constexpr int N = L * sizeof(T) <= 16 ? L : 16 / sizeof(T);
     if (n == L && column_stride == 1 && reinterpret_cast<uintptr_t>(from) % (N * sizeof(T)) == 0) {
-#pragma unroll
-      for (int c = 0; c < L; c += N) {
+      UNROLL for (int c = 0; c < L; c += N) {
         const auto v = load<T, N>(from + c);
-#pragma unroll
-        for (int j = 0; j < N; ++j) row[c + j] = to_float(v.at[j]);
+        UNROLL for (int j = 0; j < N; ++j) row[c + j] = to_float(v.at[j]);
       }
     } else {
-#pragma unroll
-      for (int c = 0; c < L; ++c) {
+      UNROLL for (int c = 0; c < L; ++c) {
         const bool inside = r < n && c < n;
         const float x = to_float(load_if<T, 1>(from + c * column_stride, inside).at[0]);
         row[c] = inside ? x : r == c ? 1 : 0;
@@ -56,12 +53,10 @@ struct LaneMatrix {
     const int r = lane();
     step = L;
     info = 0;
-#pragma unroll
-    for (int k = 0; k < L; ++k) {
+    UNROLL for (int k = 0; k < L; ++k) {
       // The largest element: by the high words, which are in the order of the numbers, with the lane in their last bits.
       unsigned key = step == L ? ((__double2hiint(row[k]) & 0x7fffffff) & ~(L - 1)) + L - r : 0;
-#pragma unroll
-      for (int o = L / 2; o; o /= 2) key = max(key, __shfl_xor_sync(~0u, key, o));
+      UNROLL for (int o = L / 2; o; o /= 2) key = max(key, __shfl_xor_sync(~0u, key, o));
       pivot[k] = (L - (key & (L - 1))) & (L - 1);
       const double p = __shfl_sync(~0u, row[k], pivot[k], L);
       if (p == 0 && info == 0) info = k + 1;
@@ -69,8 +64,7 @@ struct LaneMatrix {
       // A quotient, which is exactly 1 for a row like the pivot's: nothing may be left of that.
       const double factor = (mine ? 1 : row[k]) / p;
       if (mine) step = k;
-#pragma unroll
-      for (int j = 0; j < L; ++j) {
+      UNROLL for (int j = 0; j < L; ++j) {
         if (j == k) continue;
         const double taken = __shfl_sync(~0u, row[j], pivot[k], L);
         row[j] = mine ? row[j] * factor : row[j] - factor * taken;
@@ -82,36 +76,28 @@ struct LaneMatrix {
   // The columns in order, NaN if there is no inverse. The rows stay in the lanes where they are.
   __device__ __forceinline__ void order_columns() {
     double ordered[L];
-#pragma unroll
-    for (int c = 0; c < L; ++c) {
-#pragma unroll
-      for (int j = 0; j < L; ++j) {
+    UNROLL for (int c = 0; c < L; ++c) {
+      UNROLL for (int j = 0; j < L; ++j) {
         if (pivot[j] == c) ordered[c] = row[j];
       }
     }
-#pragma unroll
-    for (int c = 0; c < L; ++c) row[c] = info ? __longlong_as_double(0x7ff8000000000000) : ordered[c];
+    UNROLL for (int c = 0; c < L; ++c) row[c] = info ? __longlong_as_double(0x7ff8000000000000) : ordered[c];
   }
 
   // The rows to the lanes of their numbers.
   __device__ __forceinline__ void order_rows() {
     int source = 0;
-#pragma unroll
-    for (int k = 0; k < L; ++k) {
+    UNROLL for (int k = 0; k < L; ++k) {
       if (lane() == k) source = pivot[k];
     }
-#pragma unroll
-    for (int c = 0; c < L; ++c) row[c] = __shfl_sync(~0u, row[c], source, L);
+    UNROLL for (int c = 0; c < L; ++c) row[c] = __shfl_sync(~0u, row[c], source, L);
   }
 };
 
-// Calls f with the number of lanes for matrices of size n, as a type: using L = decltype(lanes); L::value.
+// Calls f with the number of lanes for matrices of size n, as a constant.
 template <class F>
 cudaError_t dispatch_lanes(int64_t n, F&& f) {
-  if (n < 1 || n > 8) return cudaErrorNotSupported;
-  if (n <= 2) return f(std::integral_constant<int, 2>());
-  if (n <= 4) return f(std::integral_constant<int, 4>());
-  return f(std::integral_constant<int, 8>());
+  return n < 1 || n > 8 ? cudaErrorNotSupported : with_constant<2, 4, 8>(n <= 2 ? 2 : n <= 4 ? 4 : 8, f);
 }
 
 }  // namespace svexport

@@ -41,18 +41,16 @@ struct Tile {
   static __device__ __forceinline__ void multiply(float (&sum)[kMatrices][4][4], const T* tile, int row, int column) {
     const int lane = threadIdx.x % 32;
     const uint32_t base = shared_address(tile);
-#pragma unroll
-    for (int k = 0; k < kPieces; k += 2) {
+    UNROLL for (int k = 0; k < kPieces; k += 2) {
       uint32_t rows[2][4], cols[2][4];
-#pragma unroll
-      for (int m = 0; m < 2; ++m) {
+      UNROLL for (int m = 0; m < 2; ++m) {
         load_matrix(rows[m], base + at(row + m * 16 + lane % 16, k + lane / 16) * 2);
         load_matrix(cols[m], base + at(kRows + column + m * 16 + lane / 16 * 8 + lane % 8, k + lane / 8 % 2) * 2);
       }
-#pragma unroll
-      for (int m = 0; m < 2; ++m) {
-#pragma unroll
-        for (int n = 0; n < 4; ++n) mma<T>(sum[m][n], rows[m], cols[n / 2][n % 2 * 2], cols[n / 2][n % 2 * 2 + 1]);
+      UNROLL for (int m = 0; m < 2; ++m) {
+        UNROLL for (int n = 0; n < 4; ++n) {
+          mma<T>(sum[m][n], rows[m], cols[n / 2][n % 2 * 2], cols[n / 2][n % 2 * 2 + 1]);
+        }
       }
     }
   }
@@ -71,20 +69,15 @@ struct Tile<float> {
                                                   int column) {
     const int lane = threadIdx.x % 32;
     auto& sum = sums[0];
-#pragma unroll
-    for (int first = 0; first < kPieces; first += 4) {
+    UNROLL for (int first = 0; first < kPieces; first += 4) {
 #if __CUDA_ARCH__ < 800  // no tensor cores for it: products of floats, in which lanes begin at pieces of other banks
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
+      UNROLL for (int j = 0; j < 4; ++j) {
         const float* piece = tile + at(0, first) + (j + lane) % 4 * 4;
         Vec<float, 4> x[2];
-#pragma unroll
-        for (int i = 0; i < 2; ++i) x[i] = load<float, 4>(piece + at(row + i * 8 + lane / 4, 0));
-#pragma unroll
-        for (int e = 0; e < 8; ++e) {  // the columns of a fragment
+        UNROLL for (int i = 0; i < 2; ++i) x[i] = load<float, 4>(piece + at(row + i * 8 + lane / 4, 0));
+        UNROLL for (int e = 0; e < 8; ++e) {  // the columns of a fragment
           const auto w = load<float, 4>(piece + at(kRows + column + e / 2 * 8 + lane % 4 * 2 + e % 2, 0));
-#pragma unroll
-          for (int i = 0; i < 8; ++i) {
+          UNROLL for (int i = 0; i < 8; ++i) {
             float& to = sum[e / 2][i / 4 * 2 + e % 2];
             to = fmaf(x[i / 4].at[i % 4], w.at[i % 4], to);
           }
@@ -94,21 +87,16 @@ struct Tile<float> {
       // 16 of the inner dimension, a lane's four adjacent ones in two products: in the same order on both sides.
       const float* from = tile + at(lane / 4, first) + lane % 4 * 4;
       Parts rows[2][4], cols[4][4];
-#pragma unroll
-      for (int i = 0; i < 6; ++i) {
+      UNROLL for (int i = 0; i < 6; ++i) {
         const Vec<float, 4> v = load<float, 4>(from + at(i < 2 ? row + i * 8 : kRows + column + (i - 2) * 8, 0));
-#pragma unroll
-        for (int j = 0; j < 4; ++j) (i < 2 ? rows[i % 2] : cols[(i + 2) % 4])[j] = parts(v.at[j]);
+        UNROLL for (int j = 0; j < 4; ++j) (i < 2 ? rows[i % 2] : cols[(i + 2) % 4])[j] = parts(v.at[j]);
       }
       float step_sum[4][4] = {};  // tensor cores cut off what they add: long sums are ours
-#pragma unroll
-      for (int k = 0; k < 4; k += 2) {
+      UNROLL for (int k = 0; k < 4; k += 2) {
         const Parts both[4] = {rows[0][k], rows[1][k], rows[0][k + 1], rows[1][k + 1]};
-#pragma unroll
-        for (int n = 0; n < 4; ++n) mma_parts(step_sum[n], both, cols[n][k], cols[n][k + 1]);
+        UNROLL for (int n = 0; n < 4; ++n) mma_parts(step_sum[n], both, cols[n][k], cols[n][k + 1]);
       }
-#pragma unroll
-      for (int i = 0; i < 16; ++i) sum[i / 4][i % 4] += step_sum[i / 4][i % 4];
+      UNROLL for (int i = 0; i < 16; ++i) sum[i / 4][i % 4] += step_sum[i / 4][i % 4];
 #endif
     }
   }
@@ -129,8 +117,7 @@ __global__ void __launch_bounds__(kThreads) linear_kernel(const __grid_constant_
   auto fetch = [&](int step, int begin, int end) {
     if (step < steps) {
       const int piece = threadIdx.x % kPieces, k = step * kInner + piece * V;
-#pragma unroll
-      for (int first = begin; first < end; first += kThreads / kPieces) {
+      UNROLL for (int first = begin; first < end; first += kThreads / kPieces) {
         const int r = first + threadIdx.x / kPieces;
         const int64_t place = first < Of::kRows ? row0 + r : column.begin + r - Of::kRows;
         const bool in = place < (first < Of::kRows ? a.rows : column.end);
@@ -139,8 +126,7 @@ __global__ void __launch_bounds__(kThreads) linear_kernel(const __grid_constant_
         if (kVector) {
           copy_async(to, k < a.in ? from : x, in && k < a.in);
         } else {
-#pragma unroll
-          for (int j = 0; j < V; ++j) to[j] = in && k + j < a.in ? from[j] : from_float<T>(0.f);
+          UNROLL for (int j = 0; j < V; ++j) to[j] = in && k + j < a.in ? from[j] : from_float<T>(0.f);
         }
       }
     }
@@ -167,14 +153,12 @@ __global__ void __launch_bounds__(kThreads) linear_kernel(const __grid_constant_
 
   const T* bias = static_cast<const T*>(a.bias);
   T* y = static_cast<T*>(a.y);
-#pragma unroll
-  for (int n = 0; n < 4; ++n) {
+  UNROLL for (int n = 0; n < 4; ++n) {
     const int c = column.begin + warp_column + n * 8 + lane % 4 * 2;
     if (c >= column.end) continue;
     const bool second = c + 1 < column.end;
     const float b0 = bias ? to_float(bias[c]) : 0.f, b1 = bias && second ? to_float(bias[c + 1]) : 0.f;
-#pragma unroll
-    for (int m = 0; m < 2 * Of::kMatrices; ++m) {
+    UNROLL for (int m = 0; m < 2 * Of::kMatrices; ++m) {
       const int64_t r = row0 + warp_row + m * 8 + lane / 4;
       if (r >= a.rows) continue;
       float v0 = sum[m / 2][n][m % 2 * 2] + b0, v1 = sum[m / 2][n][m % 2 * 2 + 1] + b1;

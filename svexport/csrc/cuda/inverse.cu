@@ -20,16 +20,13 @@ template <int L, class T>
 __device__ __forceinline__ void write(T* to, const double (&row)[L], int n) {
   constexpr int N = L * sizeof(T) <= 16 ? L : 16 / sizeof(T);
   if (n == L && reinterpret_cast<uintptr_t>(to) % (N * sizeof(T)) == 0) {
-#pragma unroll
-    for (int c = 0; c < L; c += N) {
+    UNROLL for (int c = 0; c < L; c += N) {
       Vec<T, N> v;
-#pragma unroll
-      for (int j = 0; j < N; ++j) v.at[j] = from_float<T>(static_cast<float>(row[c + j]));
+      UNROLL for (int j = 0; j < N; ++j) v.at[j] = from_float<T>(static_cast<float>(row[c + j]));
       store<T, N>(to + c, v);
     }
   } else {
-#pragma unroll
-    for (int c = 0; c < L; ++c) {
+    UNROLL for (int c = 0; c < L; ++c) {
       if (c < n) to[c] = from_float<T>(static_cast<float>(row[c]));
     }
   }
@@ -63,19 +60,14 @@ __global__ void __launch_bounds__(kThreads) inverse_kernel(const __grid_constant
     m.order_columns();
     m.order_rows();
     double left[L] = {}, result[L] = {};
-#pragma unroll
-    for (int k = 0; k < L; ++k) {
-#pragma unroll
-      for (int c = 0; c < L; ++c) left[c] += m.row[k] * __shfl_sync(~0u, grad.row[c], k, L);
+    UNROLL for (int k = 0; k < L; ++k) {
+      UNROLL for (int c = 0; c < L; ++c) left[c] += m.row[k] * __shfl_sync(~0u, grad.row[c], k, L);
     }
-#pragma unroll
-    for (int k = 0; k < L; ++k) {
-#pragma unroll
-      for (int c = 0; c < L; ++c) result[c] -= left[k] * __shfl_sync(~0u, m.row[c], k, L);
+    UNROLL for (int k = 0; k < L; ++k) {
+      UNROLL for (int c = 0; c < L; ++c) result[c] -= left[k] * __shfl_sync(~0u, m.row[c], k, L);
     }
     if (i >= a.batch.count || m.lane() >= a.n) return;
-#pragma unroll
-    for (int c = 0; c < L; ++c) {
+    UNROLL for (int c = 0; c < L; ++c) {
       if (c < a.n) a.output.set((matrix * a.n + c) * a.n + m.lane(), static_cast<float>(result[c]));
     }
   } else {
@@ -103,17 +95,10 @@ cudaError_t launch(const Tensor& A, const Tensor& grad, const Tensor& output, in
   auto row = [](const Tensor& t) { return t.strides[t.rank - 2]; };
   auto column = [](const Tensor& t) { return t.strides[t.rank - 1]; };
   const Problem problem{Walk<2>(Axes<2>({&A, &second}, 2, Axes<2>::Order::kRowMajor)),
-                        AnyFloat(A),
-                        AnyFloat(second),
-                        AnyFloat(output),
-                        row(A),
-                        column(A),
-                        row(second),
-                        column(second),
-                        info,
-                        static_cast<int>(n)};
+                        AnyFloat(A), AnyFloat(second), AnyFloat(output), row(A), column(A), row(second),
+                        column(second), info, static_cast<int>(n)};
   return dispatch_lanes(n, [&](auto lanes) {
-    constexpr int L = decltype(lanes)::value;
+    constexpr int L = lanes.value;
     const int64_t blocks = ceil_div<int64_t>(problem.batch.count, kThreads / L);
     if (blocks > INT32_MAX) return cudaErrorNotSupported;
     inverse_kernel<L, kBackward><<<static_cast<int>(blocks), kThreads, 0, stream>>>(problem);

@@ -57,8 +57,9 @@ struct Tile {
     row = row0 + (kAlongInner ? far : near);
     k = k0 + (kAlongInner ? near : far);
     const int64_t at = kAlongInner ? row * f.step + k : k * f.step + row;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) from[i] = static_cast<const T*>(f.data) + batch * f.batch + at + i * kFar * f.step;
+    UNROLL for (int i = 0; i < kCount; ++i) {
+      from[i] = static_cast<const T*>(f.data) + batch * f.batch + at + i * kFar * f.step;
+    }
   }
   __device__ __forceinline__ void fetch(T* tile, int end) {
     tile += threadIdx.x / kPieces * kPitch + threadIdx.x % kPieces * V;
@@ -67,19 +68,15 @@ struct Tile {
       return (kAlongInner ? row + far : row + j) < rows && (kAlongInner ? k + j : k + far) < end;
     };
     if (vectors) {
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) copy_async(tile + i * kFar * kPitch, from[i], there(i, 0));
+      UNROLL for (int i = 0; i < kCount; ++i) copy_async(tile + i * kFar * kPitch, from[i], there(i, 0));
     } else {
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) {
+      UNROLL for (int i = 0; i < kCount; ++i) {
         Vec<T, V> v;
-#pragma unroll
-        for (int j = 0; j < V; ++j) v.at[j] = load_if<T, 1>(from[i] + j, there(i, j)).at[0];
+        UNROLL for (int j = 0; j < V; ++j) v.at[j] = load_if<T, 1>(from[i] + j, there(i, j)).at[0];
         store(tile + i * kFar * kPitch, v);
       }
     }
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) from[i] += next;
+    UNROLL for (int i = 0; i < kCount; ++i) from[i] += next;
     k += kInner<T>;
   }
   static __device__ __forceinline__ const T* at(const T* tile, int row, int k) {
@@ -95,12 +92,9 @@ __device__ __forceinline__ void multiply(float (&sums)[F][F][4], const T* left, 
   if constexpr (!std::is_same_v<T, __half>) {  // no tensor cores for it
 #pragma unroll 1
     for (int k = 0; k < kInner<T>; ++k) {
-#pragma unroll
-      for (int i = 0; i < F; ++i) {
-#pragma unroll
-        for (int j = 0; j < F; ++j) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
+      UNROLL for (int i = 0; i < F; ++i) {
+        UNROLL for (int j = 0; j < F; ++j) {
+          UNROLL for (int e = 0; e < 4; ++e) {
             sums[i][j][e] = fmaf(to_float(*Left::at(left, row + i * 16 + e / 2 * 8 + group, k)),
                                  to_float(*Right::at(right, column + j * 8 + pair * 2 + e % 2, k)), sums[i][j][e]);
           }
@@ -112,45 +106,32 @@ __device__ __forceinline__ void multiply(float (&sums)[F][F][4], const T* left, 
 #endif
   if constexpr (sizeof(T) == 4) {
     float part[F][F][4] = {};  // tensor cores cut off what does not fit into a long sum, the additions below round
-#pragma unroll
-    for (int k = 0; k < kInner<T>; k += 8) {
+    UNROLL for (int k = 0; k < kInner<T>; k += 8) {
       Parts r[F][2];
-#pragma unroll
-      for (int j = 0; j < F; ++j) {
-#pragma unroll
-        for (int h = 0; h < 2; ++h) r[j][h] = parts(*Right::at(right, column + j * 8 + group, k + h * 4 + pair));
+      UNROLL for (int j = 0; j < F; ++j) {
+        UNROLL for (int h = 0; h < 2; ++h) r[j][h] = parts(*Right::at(right, column + j * 8 + group, k + h * 4 + pair));
       }
-#pragma unroll
-      for (int i = 0; i < F; ++i) {
+      UNROLL for (int i = 0; i < F; ++i) {
         uint32_t big[4], small[4];
-#pragma unroll
-        for (int h = 0; h < 4; ++h) {
+        UNROLL for (int h = 0; h < 4; ++h) {
           const Parts l = parts(*Left::at(left, row + i * 16 + h % 2 * 8 + group, k + h / 2 * 4 + pair));
           big[h] = l.big;
           small[h] = l.small;
         }
-#pragma unroll
-        for (int j = 0; j < F; ++j) mma_tf32(part[i][j], small, r[j][0].big, r[j][1].big);
-#pragma unroll
-        for (int j = 0; j < F; ++j) mma_tf32(part[i][j], big, r[j][0].small, r[j][1].small);
-#pragma unroll
-        for (int j = 0; j < F; ++j) mma_tf32(part[i][j], big, r[j][0].big, r[j][1].big);
+        UNROLL for (int j = 0; j < F; ++j) mma_tf32(part[i][j], small, r[j][0].big, r[j][1].big);
+        UNROLL for (int j = 0; j < F; ++j) mma_tf32(part[i][j], big, r[j][0].small, r[j][1].small);
+        UNROLL for (int j = 0; j < F; ++j) mma_tf32(part[i][j], big, r[j][0].big, r[j][1].big);
       }
     }
-#pragma unroll
-    for (int i = 0; i < F; ++i) {
-#pragma unroll
-      for (int j = 0; j < F; ++j) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) sums[i][j][e] += part[i][j][e];
+    UNROLL for (int i = 0; i < F; ++i) {
+      UNROLL for (int j = 0; j < F; ++j) {
+        UNROLL for (int e = 0; e < 4; ++e) sums[i][j][e] += part[i][j][e];
       }
     }
   } else {
-#pragma unroll
-    for (int k = 0; k < kInner<T>; k += 16) {
+    UNROLL for (int k = 0; k < kInner<T>; k += 16) {
       uint32_t r[F / 2][4];
-#pragma unroll
-      for (int j = 0; j < F; j += 2) {
+      UNROLL for (int j = 0; j < F; j += 2) {
         if constexpr (kRightAlongInner) {
           const int c = column + j * 8 + lane / 16 * 8 + lane % 8;
           load_matrix(r[j / 2], shared_address(Right::at(right, c, k + lane / 8 % 2 * 8)));
@@ -159,12 +140,10 @@ __device__ __forceinline__ void multiply(float (&sums)[F][F][4], const T* left, 
           load_matrix_transposed(r[j / 2], shared_address(Right::at(right, c, k + lane % 16)));
         }
       }
-#pragma unroll
-      for (int i = 0; i < F; ++i) {
+      UNROLL for (int i = 0; i < F; ++i) {
         uint32_t l[4];
         load_matrix(l, shared_address(Left::at(left, row + i * 16 + lane % 16, k + lane / 16 * 8)));
-#pragma unroll
-        for (int j = 0; j < F; ++j) mma<T>(sums[i][j], l, r[j / 2][j % 2 * 2], r[j / 2][j % 2 * 2 + 1]);
+        UNROLL for (int j = 0; j < F; ++j) mma<T>(sums[i][j], l, r[j / 2][j % 2 * 2], r[j / 2][j % 2 * 2 + 1]);
       }
     }
   }
@@ -209,8 +188,7 @@ __global__ void __launch_bounds__(kThreads) matmul_kernel(const __grid_constant_
     }
     copy_async_commit();
   };
-#pragma unroll
-  for (int step = 0; step < kStages - 1; ++step) fetch(step);
+  UNROLL for (int step = 0; step < kStages - 1; ++step) fetch(step);
   float sums[F][F][4] = {};
   for (int step = 0; step < steps; ++step) {
     copy_async_wait<kStages - 2>();
@@ -220,16 +198,14 @@ __global__ void __launch_bounds__(kThreads) matmul_kernel(const __grid_constant_
   }
 
   const int rows = a.left.rows, columns = a.right.rows, column = column0 + warp_column + threadIdx.x % 4 * 2;
-#pragma unroll
-  for (int i = 0; i < 2 * F; ++i) {
+  UNROLL for (int i = 0; i < 2 * F; ++i) {
     const int row = row0 + warp_row + i * 8 + threadIdx.x % 32 / 4;
     if (row >= rows) continue;
     const int64_t at = (static_cast<int64_t>(blockIdx.z) * rows + row) * (a.parts == 1 ? a.c_step : columns);
     const float bias = a.parts == 1 && a.bias.data
                            ? a.bias.get((static_cast<int64_t>(batch % a.left.count) * rows + row) * a.bias_stride)
                            : 0.0f;
-#pragma unroll
-    for (int j = 0; j < F; ++j) {
+    UNROLL for (int j = 0; j < F; ++j) {
       const float x = sums[i / 2][j][i % 2 * 2] + bias, y = sums[i / 2][j][i % 2 * 2 + 1] + bias;
       if (a.parts == 1) {
         store_pair(static_cast<T*>(a.c) + at, column + j * 8, columns, a.add, a.pairs, x, y);

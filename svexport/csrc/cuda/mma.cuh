@@ -157,8 +157,7 @@ __device__ __forceinline__ float quad_sum(float x) {
 // The largest of `largest` and row group + 8 * r of N products side by side.
 template <int N>
 __device__ __forceinline__ float row_max(const float (&c)[N][4], int r, float largest) {
-#pragma unroll
-  for (int n = 0; n < N; ++n) largest = fmaxf(largest, fmaxf(c[n][2 * r], c[n][2 * r + 1]));
+  UNROLL for (int n = 0; n < N; ++n) largest = fmaxf(largest, fmaxf(c[n][2 * r], c[n][2 * r + 1]));
   return quad_max(largest);
 }
 

@@ -20,10 +20,24 @@ __device__ __forceinline__ void wait_for_previous() {
 #endif
 }
 
+// Whether blocks of a kernel, as it was compiled for this device, may have so many threads.
+template <class Kernel>
+bool has_threads(Kernel kernel, int threads) {
+  cudaFuncAttributes attributes;
+  if (cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess) return attributes.maxThreadsPerBlock >= threads;
+  cudaGetLastError();  // or the next to ask is told of it
+  return false;
+}
+
 // A launch; `early` only of a kernel that calls wait_for_previous().
 template <class... Parameters, class... Arguments>
 cudaError_t launch(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, int memory, cudaStream_t stream, bool early,
                    Arguments... arguments) {
+  // More than every kernel may have, what it has of static memory among it.
+  if (memory > 46 * 1024) {
+    const auto status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, memory);
+    if (status != cudaSuccess) return status;
+  }
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;

@@ -14,13 +14,11 @@ __global__ void __launch_bounds__(kThreads) copy_elements(const T* input, T* out
   const int64_t first = blockIdx.x * static_cast<int64_t>(kThreads * kElements) + threadIdx.x;
   T values[kElements];
   int64_t at[kElements][2];  // output, input
-#pragma unroll
-  for (int k = 0; k < kElements; ++k) {
+  UNROLL for (int k = 0; k < kElements; ++k) {
     walk.offsets(first + k * kThreads, at[k]);
     values[k] = load_if<T, 1>(input + at[k][1], first + k * kThreads < walk.count).at[0];
   }
-#pragma unroll
-  for (int k = 0; k < kElements; ++k) {
+  UNROLL for (int k = 0; k < kElements; ++k) {
     if (first + k * kThreads < walk.count) output[at[k][0]] = values[k];
   }
 }
@@ -52,23 +50,17 @@ __global__ void __launch_bounds__(kThreads) copy_tiles(const T* input, T* output
   input += at[1] + row0 + column0 * a.column_from;
   const int rows = static_cast<int>(min(a.rows - row0, static_cast<int64_t>(Tile::kRows)));
   const int columns = static_cast<int>(min(a.columns - column0, static_cast<int64_t>(Tile::kColumns)));
-#pragma unroll
-  for (int k = 0; k < Tile::kColumns; k += kThreads / kTile) {
+  UNROLL for (int k = 0; k < Tile::kColumns; k += kThreads / kTile) {
     tile[y + k][x] = load_if<T, V>(input + x * V + (y + k) * a.column_from, x * V < rows && y + k < columns);
   }
   __syncthreads();
-#pragma unroll
-  for (int k = 0; k < kTile; k += kThreads / kTile) {
-#pragma unroll
-    for (int column = 0; column < Tile::kColumns; column += kTile * V) {
+  UNROLL for (int k = 0; k < kTile; k += kThreads / kTile) {
+    UNROLL for (int column = 0; column < Tile::kColumns; column += kTile * V) {
       Vec<T, V> in[V];
-#pragma unroll
-      for (int j = 0; j < V; ++j) in[j] = tile[column + x * V + j][y + k];
-#pragma unroll
-      for (int i = 0; i < V; ++i) {
+      UNROLL for (int j = 0; j < V; ++j) in[j] = tile[column + x * V + j][y + k];
+      UNROLL for (int i = 0; i < V; ++i) {
         Vec<T, V> out;
-#pragma unroll
-        for (int j = 0; j < V; ++j) out.at[j] = in[j].at[i];
+        UNROLL for (int j = 0; j < V; ++j) out.at[j] = in[j].at[i];
         if ((y + k) * V + i < rows && column + x * V < columns) {
           store<T, V>(output + ((y + k) * V + i) * a.row_to + column + x * V, out);
         }

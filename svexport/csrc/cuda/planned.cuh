@@ -10,11 +10,6 @@ namespace svexport {
 template <class... Parameters, class... Arguments>
 cudaError_t launch_planned(void (*kernel)(Parameters...), const Launch& l, bool early, cudaStream_t stream,
                            const Arguments&... arguments) {
-  // More than every kernel may have, what it has of static memory among it.
-  if (l.shared_memory > 46 * 1024) {
-    const auto status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, l.shared_memory);
-    if (status != cudaSuccess) return status;
-  }
   const dim3 blocks(static_cast<unsigned>(l.blocks()), l.grid_y, l.grid_z), threads(l.block[0], l.block[1], l.block[2]);
   return svexport::launch(kernel, blocks, threads, l.shared_memory, stream, early, arguments...);
 }

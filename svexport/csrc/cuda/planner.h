@@ -1,7 +1,8 @@
 // What planners of all ops share. A planner says which ways there are to run an op on a GPU, its tactics, and which of
 // them is the cheapest. Host C++ without CUDA: the launchers, the plugins and, compiled by planner.cpp, Python ask it.
 //
-// An op has in cuda/<op>/problem.h what is asked, Problem with its name kOp, and in cuda/<op>/tactics.h
+// An op has in cuda/<op>/tactics.h
+//   Problem                       what is asked: sizes, layout, types; with the op's name, kOp
 //   Tactic                        a kernel and its template constants; `id` is what plans of TensorRT keep
 //   Figures                       the numbers of its cost function, from tuning.h
 //   tactics(problem, gpu)         those that are valid

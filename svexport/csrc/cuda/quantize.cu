@@ -22,24 +22,37 @@ struct Quantize {
     // the exact remainder. Before that x is brought to where neither overflows, which is far beyond the result's range.
     float q[N];
     if (s.reciprocal != 0) {
-#pragma unroll
-      for (int j = 0; j < N; ++j) {
+      UNROLL for (int j = 0; j < N; ++j) {
         const float value = fminf(fmaxf(to_float(x[0].at[j]), -s.limit), s.limit);
         q[j] = value * s.reciprocal;
         q[j] = fmaf(fmaf(-q[j], s.scale, value), s.reciprocal, q[j]);
         q[j] = fmaf(fmaf(-q[j], s.scale, value), s.reciprocal, q[j]);
       }
     } else {
-#pragma unroll
-      for (int j = 0; j < N; ++j) q[j] = to_float(x[0].at[j]) / s.scale;
+      UNROLL for (int j = 0; j < N; ++j) q[j] = to_float(x[0].at[j]) / s.scale;
     }
     Vec<int8_t, N> result;
-#pragma unroll
-    for (int j = 0; j < N; ++j) {
+    UNROLL for (int j = 0; j < N; ++j) {
       // The integer in the low bits of the sum, which is rounded half to even.
       result.at[j] = static_cast<int8_t>(__float_as_int(fminf(fmaxf(q[j], lowest), 127.f) + 12582912.f));
     }
     return result;
+  }
+};
+
+template <class T>
+struct Dequantize {
+  struct Scale {
+    float scale;
+
+    __device__ __forceinline__ explicit Scale(float s) : scale(s) {}
+  };
+
+  template <int N>
+  __device__ __forceinline__ Vec<T, N> operator()(const Vec<int8_t, N> (&q)[1], const Scale& s) const {
+    Vec<T, N> x;
+    UNROLL for (int j = 0; j < N; ++j) x.at[j] = from_float<T>(to_float(q[0].at[j]) * s.scale);
+    return x;
   }
 };
 
@@ -51,6 +64,15 @@ cudaError_t quantize(const Tensor& x, float scale, const Tensor& scales, int axi
     using T = element_t<decltype(p)>;
     return elementwise<T, int8_t, 1>({&x}, {scale, scales, axis}, output, Quantize<T>{restricted ? -127.f : -128.f},
                                      stream);
+  });
+}
+
+cudaError_t dequantize(const Tensor& q, float scale, const Tensor& scales, int axis, const Tensor& output,
+                       cudaStream_t stream) {
+  if (q.dtype != DType::kInt8) return cudaErrorNotSupported;
+  return dispatch_float(output.dtype, [&](auto* p) {
+    using T = element_t<decltype(p)>;
+    return elementwise<int8_t, T, 1>({&q}, {scale, scales, axis}, output, Dequantize<T>{}, stream);
   });
 }
 

@@ -30,8 +30,7 @@ __global__ void __launch_bounds__(kThreads) solve_kernel(const __grid_constant__
     const bool inside = exists && c < a.columns;
     double b = 0, sum = 0;
     if (inside && m.lane() < a.n) b = a.B.get(at[1] + m.lane() * a.strides[1][0] + c * a.strides[1][1]);
-#pragma unroll
-    for (int j = 0; j < L; ++j) sum += m.row[j] * __shfl_sync(~0u, b, m.pivot[j], L);
+    UNROLL for (int j = 0; j < L; ++j) sum += m.row[j] * __shfl_sync(~0u, b, m.pivot[j], L);
     if (m.info) sum = __longlong_as_double(0x7ff8000000000000);
     if (inside && m.step < a.n) {
       a.X.set(at[2] + m.step * a.strides[2][0] + c * a.strides[2][1], static_cast<float>(sum));
@@ -50,21 +49,15 @@ cudaError_t solve(const Tensor& A, const Tensor& B, const Tensor& X, const Tenso
   Tensor infos = info;
   infos.rank = rank;  // as if of matrices
   Problem problem{Walk<4>(Axes<4>({&A, &B, &X, &infos}, 2, Axes<4>::Order::kRowMajor)),
-                  AnyFloat(A),
-                  AnyFloat(B),
-                  AnyFloat(X),
-                  static_cast<int32_t*>(info.data),
-                  {},
-                  columns,
-                  ceil_div<int64_t>(columns, kColumns),
-                  static_cast<int>(n)};
+                  AnyFloat(A), AnyFloat(B), AnyFloat(X), static_cast<int32_t*>(info.data), {}, columns,
+                  ceil_div<int64_t>(columns, kColumns), static_cast<int>(n)};
   const Tensor* tensors[] = {&A, &B, &X};
   for (int t = 0; t < 3; ++t) {
     problem.strides[t][0] = tensors[t]->strides[rank - 2];
     problem.strides[t][1] = tensors[t]->strides[rank - 1];
   }
   return dispatch_lanes(n, [&](auto lanes) {
-    constexpr int L = decltype(lanes)::value;
+    constexpr int L = lanes.value;
     const int64_t blocks = ceil_div<int64_t>(problem.batch.count * problem.parts, kThreads / L);
     if (blocks > INT32_MAX) return cudaErrorNotSupported;
     solve_kernel<L><<<static_cast<int>(blocks), kThreads, 0, stream>>>(problem);

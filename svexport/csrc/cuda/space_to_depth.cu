@@ -12,6 +12,8 @@ struct Strides {
   int64_t n, c, h;
 };
 
+Strides strides_of(const Tensor& t) { return {t.strides[0], t.strides[1], t.strides[2]}; }
+
 // Rows of an image and of depth, N pixels of the latter at a time.
 struct Rows {
   Strides image, depth;
@@ -30,8 +32,7 @@ __global__ void __launch_bounds__(256) rows_kernel(T* image, T* depth, const __g
   int64_t at_image[U], at_depth[U];
   bool there[U];
   const int64_t to_odd = 2 * a.channels * a.depth.c;
-#pragma unroll
-  for (int u = 0; u < U; ++u) {
+  UNROLL for (int u = 0; u < U; ++u) {
     const int64_t i = (blockIdx.x * static_cast<int64_t>(U) + u) * 256 + threadIdx.x;
     there[u] = i < a.count;
     uint32_t rest = there[u] ? static_cast<uint32_t>(i) : 0;
@@ -42,21 +43,19 @@ __global__ void __launch_bounds__(256) rows_kernel(T* image, T* depth, const __g
       even[u] = load_if<T, N>(depth + at_depth[u], there[u]);
       odd[u] = load_if<T, N>(depth + at_depth[u] + to_odd, there[u]);
     } else {
-#pragma unroll
-      for (int k = 0; k < kAccesses; ++k) both[u][k] = load_if<T, kTogether>(image + at_image[u] + k * kTogether, there[u]);
+      UNROLL for (int k = 0; k < kAccesses; ++k) {
+        both[u][k] = load_if<T, kTogether>(image + at_image[u] + k * kTogether, there[u]);
+      }
     }
   }
-#pragma unroll
-  for (int u = 0; u < U; ++u) {
-#pragma unroll
-    for (int k = 0; k < 2 * N; ++k) {
+  UNROLL for (int u = 0; u < U; ++u) {
+    UNROLL for (int k = 0; k < 2 * N; ++k) {
       T &of_image = both[u][k / kTogether].at[k % kTogether], &of_depth = (k % 2 ? odd : even)[u].at[k / 2];
       (kInverse ? of_image : of_depth) = kInverse ? of_depth : of_image;
     }
     if (!there[u]) continue;
     if constexpr (kInverse) {
-#pragma unroll
-      for (int k = 0; k < kAccesses; ++k) store(image + at_image[u] + k * kTogether, both[u][k]);
+      UNROLL for (int k = 0; k < kAccesses; ++k) store(image + at_image[u] + k * kTogether, both[u][k]);
     } else {
       store(depth + at_depth[u], even[u]);
       store(depth + at_depth[u] + to_odd, odd[u]);
@@ -93,8 +92,7 @@ __global__ void __launch_bounds__(256) pixels_kernel(const T* image, T* depth, c
     const Vec<T, N> v = load<T, N>(image + i * N);
     uint32_t pair = i * N;
     int channel = static_cast<int>(a.step.split(pair));
-#pragma unroll
-    for (int j = 0; j < N; ++j) {
+    UNROLL for (int j = 0; j < N; ++j) {
       piece[pair * (step + 1) + channel] = v.at[j];
       if (++channel == step) {
         channel = 0;
@@ -109,8 +107,7 @@ __global__ void __launch_bounds__(256) pixels_kernel(const T* image, T* depth, c
     const int k = static_cast<int>(a.words.split(channel)) * V;
     if (k >= count) continue;
     Vec<T, V> word;
-#pragma unroll
-    for (int j = 0; j < V; ++j) word.at[j] = piece[(k + j) * (step + 1) + channel];
+    UNROLL for (int j = 0; j < V; ++j) word.at[j] = piece[(k + j) * (step + 1) + channel];
     store<T, V>(depth + (channel + (channel < a.channels ? 0 : a.channels)) * a.depth.c + k, word);
   }
 }
@@ -126,16 +123,9 @@ cudaError_t launch_pixels(const Tensor& image, const Tensor& depth, cudaStream_t
   const int64_t pieces = ceil_div<int64_t>(half_width, pairs), blocks = image.sizes[0] * image.sizes[2] * pieces;
   if (blocks > INT32_MAX) return cudaErrorNotSupported;
   const bool words = half_width % V == 0 && depth.aligned(3, V * sizeof(T));
-  const Pixels pixels{image.strides[0],
-                      image.strides[2],
-                      {depth.strides[0], depth.strides[1], depth.strides[2]},
-                      static_cast<int>(channels),
-                      static_cast<int>(pairs),
-                      half_width,
-                      Divider(pieces),
-                      Divider(image.sizes[2]),
-                      Divider(2 * channels),
-                      Divider(words ? ceil_div<int64_t>(pairs, V) : pairs)};
+  const Pixels pixels{image.strides[0], image.strides[2], strides_of(depth), static_cast<int>(channels),
+                      static_cast<int>(pairs), half_width, Divider(pieces), Divider(image.sizes[2]),
+                      Divider(2 * channels), Divider(words ? ceil_div<int64_t>(pairs, V) : pairs)};
   const int64_t length = 2 * channels * pairs;
   const int threads = length <= 256 ? 64 : length <= 1024 ? 128 : 256;  // of short rows more blocks are resident
   (words ? pixels_kernel<T, V> : pixels_kernel<T, 1>)<<<static_cast<int>(blocks), threads, 0, stream>>>(
@@ -163,8 +153,7 @@ cudaError_t launch_rows(const Tensor& image, const Tensor& depth, cudaStream_t s
   return dispatch_size(image.item_size(), [&](auto* p) {
     using T = element_t<decltype(p)>;
     constexpr int N = std::max<int>(1, kBytes / sizeof(T)), U = N == 1 ? 4 : 1;
-    const auto strides = [](const Tensor& t) { return Strides{t.strides[0], t.strides[1], t.strides[2]}; };
-    const Rows rows{strides(image), strides(depth), image.numel() / (2 * N), static_cast<int>(image.sizes[1]),
+    const Rows rows{strides_of(image), strides_of(depth), image.numel() / (2 * N), static_cast<int>(image.sizes[1]),
                     Divider(depth.sizes[3] / N), Divider(image.sizes[2]), Divider(image.sizes[1])};
     if (rows.count > INT32_MAX) return cudaErrorNotSupported;
     rows_kernel<T, N, U, kInverse><<<static_cast<int>(ceil_div<int64_t>(rows.count, 256 * U)), 256, 0, stream>>>(

@@ -27,8 +27,7 @@ struct Walk {
   }
 
   __device__ __forceinline__ void offsets(int64_t i, int64_t (&to)[K]) const {
-#pragma unroll
-    for (int t = 0; t < K; ++t) to[t] = 0;
+    UNROLL for (int t = 0; t < K; ++t) to[t] = 0;
     if (rank == 1) return add(0, i, to);
     if (count <= INT32_MAX) {
       auto rest = static_cast<uint32_t>(i);
@@ -43,8 +42,7 @@ struct Walk {
 
  private:
   __device__ __forceinline__ void add(int k, int64_t index, int64_t (&to)[K]) const {
-#pragma unroll
-    for (int t = 0; t < K; ++t) to[t] += index * strides[k][t];
+    UNROLL for (int t = 0; t < K; ++t) to[t] += index * strides[k][t];
   }
 };
 

@@ -4,6 +4,7 @@
 // in a CUDA graph; scratch memory comes from the caller, who asks the launcher's *_workspace function how much.
 // Empty tensors are fine everywhere. It returns cudaErrorNotSupported, before it enqueues anything, for a combination
 // of data types, ranks or modes that it has no kernel for, and otherwise what the launch returned.
+// tactic: the id of one of <op>/tactics.h; 0, or one that is not for these tensors: the cheapest.
 #pragma once
 
 #include <cuda_runtime_api.h>

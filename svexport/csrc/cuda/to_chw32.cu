@@ -1,6 +1,7 @@
 #include "to_chw32.h"
 
 #include "device.cuh"
+#include "permute.h"
 
 namespace svexport {
 namespace {
@@ -61,8 +62,7 @@ __global__ void __launch_bounds__(Chw32<T>::kThreads) to_kernel(const T* x, T* o
   if (warp.n >= a.n) return;
   constexpr int V = Warp::kVector;
   Vec<T, V> values[Warp::kChannels][Warp::kPixels / V];
-#pragma unroll
-  for (int c = 0; c < Warp::kChannels; ++c) {
+  UNROLL for (int c = 0; c < Warp::kChannels; ++c) {
     const bool channel = warp.channel + c < a.channels;
     const T* plane = x + warp.n * a.stride_n + (warp.channel + c) * a.stride_c;
     int64_t row = 0, column = 0;
@@ -70,14 +70,12 @@ __global__ void __launch_bounds__(Chw32<T>::kThreads) to_kernel(const T* x, T* o
       row = warp.pixel / a.width;
       column = warp.pixel % a.width;
     }
-#pragma unroll
-    for (int p = 0; p < Warp::kPixels; p += V) {
+    UNROLL for (int p = 0; p < Warp::kPixels; p += V) {
       if constexpr (kRead == Read::kVectors) {
         values[c][p / V] = load_if<T, V>(plane + warp.pixel + p, channel && warp.pixel + p < pixels);
       } else {
         constexpr int kStep = kRead == Read::kPooledVectors ? 2 : 1;  // pixels at once
-#pragma unroll
-        for (int j = 0; j < V; j += kStep) {
+        UNROLL for (int j = 0; j < V; j += kStep) {
           const bool there = channel && warp.pixel + p + j < pixels;
           auto element = [&](int64_t h, int64_t w) {
             return load_if<T, 1>(plane + h * a.stride_h + w * a.stride_w, there).at[0];
@@ -85,8 +83,7 @@ __global__ void __launch_bounds__(Chw32<T>::kThreads) to_kernel(const T* x, T* o
           if constexpr (kRead == Read::kPooledVectors) {
             const T* corner = plane + 2 * row * a.stride_h + 2 * column;
             const auto top = load_if<T, 4>(corner, there), bottom = load_if<T, 4>(corner + a.stride_h, there);
-#pragma unroll
-            for (int k = 0; k < 2; ++k) {
+            UNROLL for (int k = 0; k < 2; ++k) {
               const T left = larger(larger(top.at[2 * k], top.at[2 * k + 1]), bottom.at[2 * k]);
               values[c][p / V].at[j + k] = larger(left, bottom.at[2 * k + 1]);
             }
@@ -106,12 +103,10 @@ __global__ void __launch_bounds__(Chw32<T>::kThreads) to_kernel(const T* x, T* o
     }
   }
   T* to = output + warp.word(a.blocks, pixels);
-#pragma unroll
-  for (int p = 0; p < Warp::kPixels; ++p) {
+  UNROLL for (int p = 0; p < Warp::kPixels; ++p) {
     if (warp.pixel + p >= pixels) return;
     Vec<T, Warp::kChannels> word;
-#pragma unroll
-    for (int c = 0; c < Warp::kChannels; ++c) word.at[c] = values[c][p / V].at[p % V];
+    UNROLL for (int c = 0; c < Warp::kChannels; ++c) word.at[c] = values[c][p / V].at[p % V];
     store<T, Warp::kChannels>(to + p * 32, word);
   }
 }
@@ -126,6 +121,53 @@ cudaError_t launch(const Tensor& x, const Tensor& output, cudaStream_t stream) {
   to_kernel<T, kRead><<<static_cast<int>(blocks), Chw32<T>::kThreads, 0, stream>>>(
       static_cast<const T*>(x.data), static_cast<T*>(output.data), image);
   return cudaGetLastError();
+}
+
+constexpr int kWarps = 2;  // of a block
+
+// A warp turns 32 channels of 32 words of pixels in shared memory, so that it reads and writes 128 contiguous bytes.
+template <class T>
+__global__ void __launch_bounds__(kWarps * 32) from_kernel(const T* x, T* output, uint32_t tiles, int channels,
+                                                           int words, Divider parts, Divider blocks) {
+  constexpr int W = 4 / sizeof(T), kLanes = 32 / W;  // pixels of a word, lanes that hold the 32 channels of a pixel
+  __shared__ Vec<T, W> turned[kWarps][32][33];       // channel, word of pixels
+  uint32_t i = blockIdx.x * kWarps + threadIdx.x / 32;
+  if (i >= tiles) return;
+  auto& tile = turned[threadIdx.x / 32];
+  const int lane = threadIdx.x % 32, first = lane % kLanes * W;  // channel
+  const int word0 = static_cast<int>(parts.split(i)) * 32;
+  x += (static_cast<int64_t>(i) * words + word0) * W * 32 + first;
+  const int channel0 = static_cast<int>(blocks.split(i)) * 32;
+  output += (static_cast<int64_t>(i) * channels + channel0) * words * W + word0 * W;
+  Vec<T, W> in[32];
+  UNROLL for (int k = 0; k < 32; ++k) {  // W pixels of a word after each other
+    const int word = k / W * W + lane / kLanes;
+    in[k] = load_if<T, W>(x + (word * W + k % W) * 32, word0 + word < words);
+  }
+  UNROLL for (int k = 0; k < 32; k += W) {
+    UNROLL for (int c = 0; c < W; ++c) {
+      Vec<T, W> word;
+      UNROLL for (int j = 0; j < W; ++j) word.at[j] = in[k + j].at[c];
+      tile[first + c][k + lane / kLanes] = word;
+    }
+  }
+  __syncwarp();
+  if (word0 + lane >= words) return;
+  for (int c = 0; c < min(32, channels - channel0); ++c) {
+    store<T, W>(output + static_cast<int64_t>(c) * words * W + lane * W, tile[c][lane]);
+  }
+}
+
+// `count` channels from channel `first` on, a multiple of 32, as a permutation.
+cudaError_t copy(const Tensor& x, const Tensor& output, int64_t first, int64_t count, cudaStream_t stream) {
+  const std::initializer_list<int64_t> sizes = {output.sizes[0], ceil_div<int64_t>(count, 32), count < 32 ? count : 32,
+                                                output.sizes[2], output.sizes[3]};
+  const int64_t *s = x.strides, *o = output.strides;
+  Tensor from = as_strided(x, sizes, {s[0], s[1], s[4], s[2], s[3]});
+  Tensor to = as_strided(output, sizes, {o[0], 32 * o[1], o[1], o[2], o[3]});
+  from.data = x.element(first / 32 * s[1]);
+  to.data = output.element(first * o[1]);
+  return permute(from, to, stream);
 }
 
 }  // namespace
@@ -151,6 +193,35 @@ cudaError_t to_chw32(const Tensor& x, bool pool, const Tensor& output, cudaStrea
     using T = element_t<decltype(p)>;
     return vectors ? launch<T, Read::kVectors>(x, output, stream) : launch<T, Read::kElements>(x, output, stream);
   });
+}
+
+cudaError_t from_chw32(const Tensor& x, const Tensor& output, cudaStream_t stream) {
+  if (output.numel() == 0) return cudaSuccess;
+  const int64_t channels = output.sizes[1], pixels = output.sizes[2] * output.sizes[3], size = x.item_size();
+  auto run = [&](auto* p) {
+    using T = element_t<decltype(p)>;
+    const int64_t words = pixels * size / 4, parts = ceil_div<int64_t>(words, 32);
+    const int64_t tiles = x.sizes[0] * x.sizes[1] * parts;
+    if (tiles > INT32_MAX || pixels > INT32_MAX) return cudaErrorNotSupported;
+    from_kernel<<<static_cast<int>(ceil_div<int64_t>(tiles, kWarps)), kWarps * 32, 0, stream>>>(
+        static_cast<const T*>(x.data), static_cast<T*>(output.data), static_cast<uint32_t>(tiles),
+        static_cast<int>(channels), static_cast<int>(words), Divider(parts), Divider(x.sizes[1]));
+    return cudaGetLastError();
+  };
+  auto aligned = [](const Tensor& t) { return reinterpret_cast<uintptr_t>(t.data) % 4 == 0; };
+  const bool large = x.numel() > 4096;  // else a copy element by element has done before
+  if (large && x.contiguous() && pixels * size % 4 == 0 && aligned(x) && aligned(output)) {
+    switch (size) {
+      case 1: return run(static_cast<int8_t*>(nullptr));
+      case 2: return run(static_cast<int16_t*>(nullptr));
+      case 4: return run(static_cast<int32_t*>(nullptr));
+      default: break;
+    }
+  }
+  const int64_t whole = channels / 32 * 32;
+  const cudaError_t status = whole ? copy(x, output, 0, whole, stream) : cudaSuccess;
+  if (status != cudaSuccess || whole == channels) return status;
+  return copy(x, output, whole, channels - whole, stream);
 }
 
 }  // namespace svexport

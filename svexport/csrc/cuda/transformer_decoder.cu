@@ -56,18 +56,15 @@ __global__ void __launch_bounds__(128) norm_kernel(const Norm<T> a) {
   const int64_t start = row * a.channels;
   float v[Rounds], sum = 0, position[3];
   if (a.points) {
-#pragma unroll
-    for (int j = 0; j < 3; ++j) position[j] = to_float(from_float<T>(inverse_sigmoid(a.points[row * 3 + j])));
+    UNROLL for (int j = 0; j < 3; ++j) position[j] = to_float(from_float<T>(inverse_sigmoid(a.points[row * 3 + j])));
   }
-#pragma unroll
-  for (int i = 0; i < Rounds; ++i) {
+  UNROLL for (int i = 0; i < Rounds; ++i) {
     const int c = i * 32 + lane;
     v[i] = 0;
     if (c < a.channels) {
       if (a.points) {
         v[i] = to_float(a.bias[c]);
-#pragma unroll
-        for (int j = 0; j < 3; ++j) v[i] = fmaf(position[j], to_float(a.point_weight[c * 3 + j]), v[i]);
+        UNROLL for (int j = 0; j < 3; ++j) v[i] = fmaf(position[j], to_float(a.point_weight[c * 3 + j]), v[i]);
       } else {
         v[i] = to_float(a.x[start + c]);
         if (a.bias) v[i] += to_float(a.bias[c]);
@@ -79,13 +76,11 @@ __global__ void __launch_bounds__(128) norm_kernel(const Norm<T> a) {
   }
   const float mean = warp_sum(sum) / a.channels;
   float squares = 0;
-#pragma unroll
-  for (int i = 0; i < Rounds; ++i) {
+  UNROLL for (int i = 0; i < Rounds; ++i) {
     if (i * 32 + lane < a.channels) squares = fmaf(v[i] - mean, v[i] - mean, squares);
   }
   const float scale = rsqrtf(warp_sum(squares) / a.channels + kEps);
-#pragma unroll
-  for (int i = 0; i < Rounds; ++i) {
+  UNROLL for (int i = 0; i < Rounds; ++i) {
     const int c = i * 32 + lane;
     if (c >= a.channels) break;
     float y = (v[i] - mean) * scale * to_float(a.weight[c]) + to_float(a.norm_bias[c]);
@@ -204,12 +199,7 @@ cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, void* worksp
 
     SVEXPORT_TRY(apply(b.where, w(kAttentionWeights), b.logits, kBias));
     if (d.learned_offsets) SVEXPORT_TRY(apply(b.where, w(kOffsets), b.offsets, kBias));
-    if (n.widen) {
-      SVEXPORT_TRY(sample(d, n, b.points, b.logits, b.offsets, b.sampled, DType::kFloat32, stream));
-      SVEXPORT_TRY(round_to(b.sampled, b.mixed, d.query.dtype, count, stream));
-    } else {
-      SVEXPORT_TRY(sample(d, n, b.points, b.logits, b.offsets, b.mixed, d.query.dtype, stream));
-    }
+    SVEXPORT_TRY(sample(d, n, b.points, b.logits, b.offsets, b.mixed, b.sampled, stream));
     SVEXPORT_TRY(apply(b.mixed, w(kOutputProj), b.product, kNothing));
     SVEXPORT_TRY(norm(w(kPositionNorm0), b.position[0], [&](Norm<T>& a) {
       a.points = b.points, a.relu = true;
@@ -289,24 +279,25 @@ DecoderSizes::DecoderSizes(const TransformerDecoder& d)
       widen(d.features[0].dtype == DType::kFloat32 && d.query.dtype != DType::kFloat32) {}
 
 cudaError_t sample(const TransformerDecoder& d, const DecoderSizes& n, const float* points, const void* logits,
-                   const void* offsets, void* sampled, DType dtype, cudaStream_t stream) {
+                   const void* offsets, void* sampled, float* wide, cudaStream_t stream) {
   const int64_t b = n.batch, q = n.queries, p = d.num_points;
   CameraLevel levels[kMaxCameraLevels];
   for (int i = 0; i < n.levels; ++i) {
     const int given = i < d.num_features ? i : d.num_features - 1;
     levels[i] = {d.features[given], d.scales ? d.scales[given] : 1.f, i == d.num_features};
   }
-  return camera_sample(levels, n.levels, row_major(points, DType::kFloat32, {b, q, 3}), d.lidar2img,
-                       row_major(logits, d.query.dtype, {b, q, n.cams, p, n.levels, d.num_groups}),
-                       d.learned_offsets ? row_major(offsets, d.query.dtype, {b, q, p, 3}) : Tensor{}, d.sampling,
-                       row_major(sampled, dtype, {b, q, n.channels}), 0, stream);
-}
-
-cudaError_t round_to(const float* x, void* y, DType dtype, int64_t count, cudaStream_t stream) {
-  return dispatch_float(dtype, [&](auto* p) {
+  const Tensor output = n.widen ? row_major(wide, DType::kFloat32, {b, q, n.channels})
+                                : row_major(sampled, d.query.dtype, {b, q, n.channels});
+  SVEXPORT_TRY(camera_sample(levels, n.levels, row_major(points, DType::kFloat32, {b, q, 3}), d.lidar2img,
+                             row_major(logits, d.query.dtype, {b, q, n.cams, p, n.levels, d.num_groups}),
+                             d.learned_offsets ? row_major(offsets, d.query.dtype, {b, q, p, 3}) : Tensor{}, d.sampling,
+                             output, 0, stream));
+  if (!n.widen) return cudaSuccess;
+  return dispatch_float(d.query.dtype, [&](auto* p) {
     using T = element_t<decltype(p)>;
-    return launch(round_kernel<T>, static_cast<unsigned>(ceil_div<int64_t>(count, 256)), 256, 0, stream, true, x,
-                  static_cast<T*>(y), count);
+    const int64_t count = output.numel();
+    return launch(round_kernel<T>, static_cast<unsigned>(ceil_div<int64_t>(count, 256)), 256, 0, stream, true, wide,
+                  static_cast<T*>(sampled), count);
   });
 }
 

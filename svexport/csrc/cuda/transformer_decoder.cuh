@@ -40,13 +40,10 @@ struct DecoderSizes {
   explicit DecoderSizes(const TransformerDecoder& d);
 };
 
-// Step 2 of svca: sampled (B, Q, C) of `dtype` from points (B, Q, 3) fp32, logits (B, Q, cams, P, L, G) and offsets
-// (B, Q, P, 3) of T.
+// Step 2 of svca: sampled (B, Q, C) of T from points (B, Q, 3) fp32, logits (B, Q, cams, P, L, G) and offsets
+// (B, Q, P, 3) of T. wide: memory for the same in fp32, where features are.
 cudaError_t sample(const TransformerDecoder& d, const DecoderSizes& n, const float* points, const void* logits,
-                   const void* offsets, void* sampled, DType dtype, cudaStream_t stream);
-
-// x to y of `dtype`, half or bfloat16.
-cudaError_t round_to(const float* x, void* y, DType dtype, int64_t count, cudaStream_t stream);
+                   const void* offsets, void* sampled, float* wide, cudaStream_t stream);
 
 // ---------------------------------------------------------------- the fused implementation, compute capability 9.0
 
@@ -67,12 +64,6 @@ struct Scratch {
 };
 
 // ---------------------------------------------------------------- device functions
-
-__device__ __forceinline__ float warp_sum(float x) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
-  return x;
-}
 
 __device__ __forceinline__ float relu(float x) { return x < 0.f ? 0.f : x; }  // NaN stays
 

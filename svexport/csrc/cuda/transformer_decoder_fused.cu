@@ -77,29 +77,24 @@ __global__ void __launch_bounds__(kCopyThreads) copy_maps(const __grid_constant_
   const uint16_t* from = m.from + image / a.cams * m.batch + image % a.cams * m.cam + (channel0 + warp) * m.channel;
   uint32_t words[kCopyChannels / kCopyWarps];
   if (m.pairs) {
-#pragma unroll
-    for (int i = 0; i < kCopyChannels / kCopyWarps; ++i) {
+    UNROLL for (int i = 0; i < kCopyChannels / kCopyWarps; ++i) {
       words[i] =
           pixel < m.pixels ? __ldg(reinterpret_cast<const uint32_t*>(from + i * kCopyWarps * m.channel + pixel)) : 0;
     }
   } else {
     const int next = pixel + 1;
     const int64_t at[2] = {pixel / m.width * m.y + pixel % m.width * m.x, next / m.width * m.y + next % m.width * m.x};
-#pragma unroll
-    for (int i = 0; i < kCopyChannels / kCopyWarps; ++i) {
+    UNROLL for (int i = 0; i < kCopyChannels / kCopyWarps; ++i) {
       const uint16_t* row = from + i * kCopyWarps * m.channel;
       words[i] = (pixel < m.pixels ? __ldg(row + at[0]) : 0) |
                  static_cast<uint32_t>(next < m.pixels ? __ldg(row + at[1]) : 0) << 16;
     }
   }
-#pragma unroll
-  for (int i = 0; i < kCopyChannels / kCopyWarps; ++i) tile[warp + i * kCopyWarps][lane] = words[i];
+  UNROLL for (int i = 0; i < kCopyChannels / kCopyWarps; ++i) tile[warp + i * kCopyWarps][lane] = words[i];
   __syncthreads();
   uint16_t* to = m.to + (static_cast<int64_t>(image) * m.pixels + pixel0) * kChannels + channel0 + 2 * lane;
-#pragma unroll
-  for (int pair = warp; pair < kCopyPixels / 2; pair += kCopyWarps) {
-#pragma unroll
-    for (int channel = 0; channel < kCopyChannels; channel += 64) {
+  UNROLL for (int pair = warp; pair < kCopyPixels / 2; pair += kCopyWarps) {
+    UNROLL for (int channel = 0; channel < kCopyChannels; channel += 64) {
       const uint32_t low = tile[channel + 2 * lane][pair], high = tile[channel + 2 * lane + 1][pair];
       uint32_t* there = reinterpret_cast<uint32_t*>(to + static_cast<int64_t>(2 * pair) * kChannels + channel);
       if (pixel0 + 2 * pair < m.pixels) there[0] = __byte_perm(low, high, 0x5410);
@@ -159,13 +154,8 @@ cudaError_t launch_all(const TransformerDecoder& d, const DecoderSizes& n, const
     };
     SVEXPORT_TRY(apply(kAttentionWeights, b.logits));
     if (d.learned_offsets) SVEXPORT_TRY(apply(kOffsets, b.offsets));
-    if (n.widen) {
-      SVEXPORT_TRY(svexport::sample(copied, n, b.points, b.logits, b.offsets, b.sampled, DType::kFloat32, stream));
-      SVEXPORT_TRY(
-          round_to(reinterpret_cast<const float*>(b.sampled), b.mixed, d.query.dtype, n.rows * kChannels, stream));
-    } else {
-      SVEXPORT_TRY(svexport::sample(copied, n, b.points, b.logits, b.offsets, b.mixed, d.query.dtype, stream));
-    }
+    auto* const wide = reinterpret_cast<float*>(b.sampled);
+    SVEXPORT_TRY(svexport::sample(copied, n, b.points, b.logits, b.offsets, b.mixed, wide, stream));
     Launch<T> rest(d, n, b, a);
     rest.load({kX, kPosition, kIn});
     rest.sample(layer, false);
@@ -177,6 +167,7 @@ cudaError_t launch_all(const TransformerDecoder& d, const DecoderSizes& n, const
 
 template <class T>
 cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, void* workspace, cudaStream_t stream) {
+  if (!has_threads(decoder_kernel<T, false>, kThreads)) return cudaErrorNotSupported;  // not compiled for sm_90a
   Scratch scratch{static_cast<char*>(workspace)};
   const FusedBuffers b(scratch, d, n);
   Fused a(d);
@@ -247,7 +238,6 @@ size_t fused_decoder_workspace(const TransformerDecoder& d, const DecoderSizes& 
 cudaError_t fused_decoder(const TransformerDecoder& d, const DecoderSizes& n, void* workspace, cudaStream_t stream) {
   if (!fits(d, n) || !tensor_map_encoder()) return cudaErrorNotSupported;
   const bool is_half = d.query.dtype == DType::kFloat16;
-  if (!(is_half ? compiled<__half>() : compiled<__nv_bfloat16>())) return cudaErrorNotSupported;
   return is_half ? run<__half>(d, n, workspace, stream) : run<__nv_bfloat16>(d, n, workspace, stream);
 }
 

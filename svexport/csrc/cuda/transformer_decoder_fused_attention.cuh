@@ -41,44 +41,36 @@ __device__ __forceinline__ void attend(const Fused& a, Shared<T>& s, int half, i
     const uint32_t memory = shared_address(s.weights[0]) + slot * kSlotBytes;
     if (b < key_blocks) {
       uint4 key[8], value[2][4];
-#pragma unroll
-      for (int t = 0; t < 8; ++t) key[t] = load_shared(memory + keys + (t / 4 * 32 + t % 4 * 2) * (kHeadDim * 2));
-#pragma unroll
-      for (int t = 0; t < 8; ++t) {
+      UNROLL for (int t = 0; t < 8; ++t) {
+        key[t] = load_shared(memory + keys + (t / 4 * 32 + t % 4 * 2) * (kHeadDim * 2));
+      }
+      UNROLL for (int t = 0; t < 8; ++t) {
         value[t / 4][t % 4] = load_shared(memory + (values + t % 4 * (8 * kKeyBlock * 2) ^ t / 4 * 64));
       }
       float score[8][4] = {};
-#pragma unroll
-      for (int t = 0; t < 8; ++t) mma<T>(score[t], query[0], key[t].x, key[t].y);
-#pragma unroll
-      for (int t = 0; t < 8; ++t) mma<T>(score[t], query[1], key[t].z, key[t].w);
+      UNROLL for (int t = 0; t < 8; ++t) mma<T>(score[t], query[0], key[t].x, key[t].y);
+      UNROLL for (int t = 0; t < 8; ++t) mma<T>(score[t], query[1], key[t].z, key[t].w);
       if (b == key_blocks - 1) {
-#pragma unroll
-        for (int t = 0; t < 8; ++t) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
+        UNROLL for (int t = 0; t < 8; ++t) {
+          UNROLL for (int i = 0; i < 4; ++i) {
             if (b * kKeyBlock + t / 4 * 32 + quarter * 8 + t % 4 * 2 + i % 2 >= a.queries) score[t][i] = -INFINITY;
           }
         }
       }
       float higher[2];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) higher[i] = row_max(score, i, largest[i]);  // rows group + 8 * i
+      UNROLL for (int i = 0; i < 2; ++i) higher[i] = row_max(score, i, largest[i]);  // rows group + 8 * i
       if (__any_sync(0xffffffffu, higher[0] != largest[0] || higher[1] != largest[1])) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
+        UNROLL for (int i = 0; i < 2; ++i) {
           const float shrink = exp2_approximate(largest[i] - higher[i]);
           largest[i] = higher[i];
-#pragma unroll
-          for (int t = 0; t < 4; ++t) sum[t][2 * i] *= shrink, sum[t][2 * i + 1] *= shrink;
+          UNROLL for (int t = 0; t < 4; ++t) sum[t][2 * i] *= shrink, sum[t][2 * i + 1] *= shrink;
           totals[2 * i] *= shrink, totals[2 * i + 1] *= shrink;
         }
       }
       // Sixteen keys at a time: while these are multiplied, weights of the next are found.
       uint32_t weights[2][4];
       auto weigh = [&](int k) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
+        UNROLL for (int j = 0; j < 4; ++j) {
           const float (&of)[4] = score[2 * k + j / 2];
           const int i = j % 2;
           weights[k % 2][j] =
@@ -86,12 +78,10 @@ __device__ __forceinline__ void attend(const Fused& a, Shared<T>& s, int half, i
         }
       };
       weigh(0);
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
+      UNROLL for (int k = 0; k < 4; ++k) {
         if (k < 3) weigh(k + 1);
         mma<T>(totals, weights[k % 2], one, one);
-#pragma unroll
-        for (int t = 0; t < 4; ++t) {
+        UNROLL for (int t = 0; t < 4; ++t) {
           const uint4& v = value[k / 2][t];
           mma<T>(sum[t], weights[k % 2], k % 2 ? v.z : v.x, k % 2 ? v.w : v.y);
         }
@@ -107,28 +97,23 @@ __device__ __forceinline__ void attend(const Fused& a, Shared<T>& s, int half, i
   float* const given = reinterpret_cast<float*>(s.tiles[kSum]) + warp * 256 + lane;
   const float* const taken = reinterpret_cast<const float*>(s.tiles[kSum]) + (warp ^ 1) * 256 + lane;
   float* const ends = s.logits;  // [warp][row][largest, total]
-#pragma unroll
-  for (int j = 0; j < 8; ++j) given[j * 32] = share ? sum[j / 4][j % 4] : sum[2 + j / 4][j % 4];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
+  UNROLL for (int j = 0; j < 8; ++j) given[j * 32] = share ? sum[j / 4][j % 4] : sum[2 + j / 4][j % 4];
+  UNROLL for (int i = 0; i < 2; ++i) {
     if (quarter == 0) {
       reinterpret_cast<float2*>(ends)[warp * 16 + i * 8 + group] = make_float2(largest[i], totals[2 * i]);
     }
   }
   sync();
   uint32_t result[4];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
+  UNROLL for (int i = 0; i < 2; ++i) {
     const float2 other = reinterpret_cast<const float2*>(ends)[(warp ^ 1) * 16 + i * 8 + group];
     const float highest = fmaxf(largest[i], other.x);
     float mine = exp2_approximate(largest[i] - highest), theirs = exp2_approximate(other.x - highest);
     const float scale = 1.f / (mine * totals[2 * i] + theirs * other.y);
     mine *= scale, theirs *= scale;
-#pragma unroll
-    for (int t = 0; t < 2; ++t) {
+    UNROLL for (int t = 0; t < 2; ++t) {
       float x[2];
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
+      UNROLL for (int j = 0; j < 2; ++j) {
         const float own = share ? sum[2 + t][2 * i + j] : sum[t][2 * i + j];
         x[j] = mine * own + theirs * taken[(t * 4 + 2 * i + j) * 32];
       }

@@ -88,8 +88,7 @@ __device__ __forceinline__ void fetch_weights(const Fused& a, Shared<T>& s, cons
     T narrow_bias[2] = {};
     if (narrow) {
       const int count = static_cast<int>(of_this(outputs));
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
+      UNROLL for (int j = 0; j < 2; ++j) {
         narrow_bias[j] =
             load_if<T, 1>(reinterpret_cast<const T*>(bias_from) + lane + 32 * j, lane + 32 * j < count).at[0];
       }
@@ -108,8 +107,7 @@ __device__ __forceinline__ void fetch_weights(const Fused& a, Shared<T>& s, cons
       const int keys = attends ? 2 * min(key_blocks, 2) * kOwnHeads * kKeyBytes : 0;
       expect_bytes(full + slot * 8, weights + keys + (2 * norms + 4 * encodes) * kVector);
       if (multiplies) {
-#pragma unroll
-        for (int box = 0; box < 4; ++box) {
+        UNROLL for (int box = 0; box < 4; ++box) {
           asm volatile(
               "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], "
               "[%4];" ::"r"(shared_address(s.weights[0]) + slot * kSlotBytes + box * kBox),
@@ -186,20 +184,15 @@ __device__ __forceinline__ void move_points(const Fused& a, uint32_t code, int64
     return;
   }
   float weight[3][8], bias[8];
-#pragma unroll
-  for (int i = 0; i < 3; ++i) unpack8<T>(reinterpret_cast<const uint4*>(s.encoder + lane * 24)[i], weight[i]);
+  UNROLL for (int i = 0; i < 3; ++i) unpack8<T>(reinterpret_cast<const uint4*>(s.encoder + lane * 24)[i], weight[i]);
   unpack8<T>(reinterpret_cast<const uint4*>(s.encoder + 3 * kChannels)[lane], bias);
-#pragma unroll
-  for (int r = 0; r < kRowsOfWarp; ++r) {
+  UNROLL for (int r = 0; r < kRowsOfWarp; ++r) {
     const int row = warp * kRowsOfWarp + r;
     float p[3], x[8];
-#pragma unroll
-    for (int i = 0; i < 3; ++i) p[i] = to_float(from_float<T>(s.logit[row * 3 + i]));
-#pragma unroll
-    for (int c = 0; c < 8; ++c) {
+    UNROLL for (int i = 0; i < 3; ++i) p[i] = to_float(from_float<T>(s.logit[row * 3 + i]));
+    UNROLL for (int c = 0; c < 8; ++c) {
       x[c] = bias[c];
-#pragma unroll
-      for (int i = 0; i < 3; ++i) x[c] = fmaf(p[i], weight[(c * 3 + i) / 8][(c * 3 + i) % 8], x[c]);
+      UNROLL for (int i = 0; i < 3; ++i) x[c] = fmaf(p[i], weight[(c * 3 + i) / 8][(c * 3 + i) % 8], x[c]);
     }
     store_shared(shared_address(s.tiles[kSum]) + chunk_at(row, lane), pack8<T>(x));
   }

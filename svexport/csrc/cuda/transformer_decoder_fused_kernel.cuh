@@ -30,18 +30,15 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
   const int sampled_row = half * kSampled + warp;
 
   Exchange blocks(shared_address(s.received), half);
-#pragma unroll
-  for (int which = 0; which < kTiles; ++which) {
+  UNROLL for (int which = 0; which < kTiles; ++which) {
     if (!a.load[which] || self.role != kQueries) continue;
     const uint4* from = static_cast<const uint4*>(a.load[which]) + (row0 + first_row) * 32 + lane;
-#pragma unroll
-    for (int r = 0; r < kRowsOfWarp; ++r) {
+    UNROLL for (int r = 0; r < kRowsOfWarp; ++r) {
       store_shared(tile(which) + chunk_at(first_row + r, lane), first_row + r < rows ? __ldcg(from + r * 32) : uint4{});
     }
   }
   if (a.first && self.role == kQueries) {
-#pragma unroll
-    for (int r = 0; r < kRowsOfWarp; ++r) {
+    UNROLL for (int r = 0; r < kRowsOfWarp; ++r) {
       const int at = chunk_at(first_row + r, lane);
       store_shared(tile(kWhere) + at, add8<T>(load_shared(tile(kX) + at), load_shared(tile(kQueryPos) + at)));
     }
@@ -107,8 +104,7 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
       const uint4 weight = reinterpret_cast<const uint4*>(vectors.norm_weight)[lane];
       const uint4 bias = reinterpret_cast<const uint4*>(vectors.norm_bias)[lane];
       float x[kRowsOfWarp][8], pivot[kRowsOfWarp];
-#pragma unroll
-      for (int r = 0; r < kRowsOfWarp; ++r) {
+      UNROLL for (int r = 0; r < kRowsOfWarp; ++r) {
         const uint32_t row = from + (first_row + r) * 128;
         uint32_t first;  // of the 8 channels that a row begins with
         asm volatile("ld.shared.u32 %0, [%1];" : "=r"(first) : "r"(row) : "memory");
@@ -117,8 +113,7 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
       }
       __syncwarp();  // before the rows are overwritten
       normalize<T, kRowsOfWarp>(x, pivot, weight, bias);
-#pragma unroll
-      for (int r = 0; r < kRowsOfWarp; ++r) {
+      UNROLL for (int r = 0; r < kRowsOfWarp; ++r) {
         const int at = chunk_at(first_row + r, lane);
         uint4 y = pack8<T>(x[r]);
         if (code & kNormRelu) {
@@ -151,10 +146,8 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
         const uint4* from = static_cast<uint4*>(a.samples) + samples_of(a, self.tile * kRows + sampled_row) + lane;
         const uint4* second = from + a.ahead_levels * 32;
         const int cameras = __popc(__ballot_sync(0xffffffffu, !isnan(u)));
-#pragma unroll
-        for (int number = 0; number < kPresampled; ++number) {
-#pragma unroll
-          for (int i = 0; i < kAheadLevels; ++i) {
+        UNROLL for (int number = 0; number < kPresampled; ++number) {
+          UNROLL for (int i = 0; i < kAheadLevels; ++i) {
             if (number >= cameras || i >= a.ahead_levels) continue;
             ready[number][i] = __ldcg((number ? second : from) + i * 32);
           }
@@ -180,8 +173,7 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
 
     const bool narrow = code & kIsNarrow, heads = code & (kToQueries | kToKeys | kToValues);
     float sum[8], odd[8] = {}, more[8];
-#pragma unroll
-    for (int j = 0; j < 8; ++j) sum[j] = code & kGoesOn ? kept[j] : 0.f;
+    UNROLL for (int j = 0; j < 8; ++j) sum[j] = code & kGoesOn ? kept[j] : 0.f;
     publish();  // the rows, which all have stored since, or other blocks sent
     const uint32_t from = tile(field(code, kFrom));
     const uint32_t weights = shared_address(s.weights[0]) + slot * kSlotBytes + warp / (kWarps / 2) * (kBox / 2);
@@ -190,13 +182,11 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
     {
       const int at = narrow ? own % kNarrow : own;
       const float bias[2] = {to_float(vectors.bias[at + group]), to_float(vectors.bias[at + group + 8])};
-#pragma unroll
-      for (int j = 0; j < 8; ++j) more[j] = bias[j / 2 % 2];
+      UNROLL for (int j = 0; j < 8; ++j) more[j] = bias[j / 2 % 2];
       auto add = [&](int which_tile) {
         uint32_t x[4];
         load_matrix_transposed(x, tile(which_tile) + fragment);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
+        UNROLL for (int j = 0; j < 4; ++j) {
           const float2 two = unpack<T>(x[j]);
           more[2 * j] += two.x, more[2 * j + 1] += two.y;
         }
@@ -209,16 +199,13 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
     STAGE(i, 5);
     if (++slot == kSlots) slot = 0, parity ^= 1;
     if (code & kKeeps) {
-#pragma unroll
-      for (int j = 0; j < 8; ++j) kept[j] = sum[j];
+      UNROLL for (int j = 0; j < 8; ++j) kept[j] = sum[j];
       continue;
     }
-#pragma unroll
-    for (int j = 0; j < 8; ++j) sum[j] += more[j];
+    UNROLL for (int j = 0; j < 8; ++j) sum[j] += more[j];
     if (narrow) {
       if (own < kNarrow) {
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
+        UNROLL for (int j = 0; j < 8; ++j) {
           s.logits[(j / 4 * 8 + quarter * 2 + j % 2) * kLogitsPitch + own + group + j / 2 % 2 * 8] = sum[j];
         }
       }
@@ -227,11 +214,9 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
     }
     if (!heads) {
       uint32_t y[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) y[j] = pack<T>(sum[2 * j], sum[2 * j + 1]);
+      UNROLL for (int j = 0; j < 4; ++j) y[j] = pack<T>(sum[2 * j], sum[2 * j + 1]);
       if (code & kRelu) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) y[j] = max_of<T>(y[j], 0);
+        UNROLL for (int j = 0; j < 4; ++j) y[j] = max_of<T>(y[j], 0);
       }
       const uint32_t to = tile(field(code, kTo)) + fragment;
       store_matrix_transposed(to, y);
@@ -246,12 +231,10 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
     const float scale =
         code & kToQueries ? 0.17677669529663687f * 1.4426950408889634f : 1.f;  // log2(e) / sqrt(32), for exp2
     uint32_t y[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) y[j] = pack<T>(sum[2 * j] * scale, sum[2 * j + 1] * scale);
+    UNROLL for (int j = 0; j < 4; ++j) y[j] = pack<T>(sum[2 * j] * scale, sum[2 * j + 1] * scale);
     const int64_t set = which * a.heads_size + static_cast<int64_t>(scene) * kChannels * a.keys;
     if (code & kToValues) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
+      UNROLL for (int j = 0; j < 4; ++j) {
         const int index = index0 + j / 2 * 8 + quarter * 2;
         const uint32_t there = index + 1 < a.queries ? 0xffffffffu : index < a.queries ? 0xffffu : 0u;
         const int channel = output0 + group + j % 2 * 8;
@@ -277,13 +260,11 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
     *reinterpret_cast<uint4*>(key) = index < a.queries ? chunk : uint4{};
   }
 
-#pragma unroll
-  for (int which_tile = 0; which_tile < kTiles; ++which_tile) {
+  UNROLL for (int which_tile = 0; which_tile < kTiles; ++which_tile) {
     if (!a.save[which_tile]) continue;
     if (which_tile == kQuery) sync();
     // Of the queries all rows of the block's own heads; else some of the rows.
-#pragma unroll
-    for (int r = 0; r < kRowsOfWarp; ++r) {
+    UNROLL for (int r = 0; r < kRowsOfWarp; ++r) {
       const int row = first_row + r;
       const bool mine = which_tile == kQuery ? lane / 16 == half : row / kSampled == half;
       if (mine && row < rows) {
@@ -350,7 +331,7 @@ constexpr int kLaunched = kThreads;
 
 }  // namespace svexport::fused
 
-#else  // The launcher does not get here: `compiled` sees that this one takes no more than a warp.
+#else  // The launcher does not get here: it sees that this one takes no more than a warp.
 
 namespace svexport::fused {
 

@@ -102,17 +102,6 @@ bool plain(const FusedLevel& l) {
   return l.format == kAdjacent && !l.pool && l.height * l.y < 1ll << 31 && l.width * l.x < 1ll << 31;
 }
 
-// Whether what was compiled for this device has the kernel: for sm_90a it does.
-template <class T>
-bool compiled() {
-  cudaFuncAttributes attributes;
-  if (cudaFuncGetAttributes(&attributes, decoder_kernel<T, false>) == cudaSuccess) {
-    return attributes.maxThreadsPerBlock >= kThreads;
-  }
-  cudaGetLastError();  // or the next to ask is told of it
-  return false;
-}
-
 // cuTensorMapEncodeTiled, which belongs to the driver: the kernels are not linked to it.
 decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
   static const auto encoder = [] {

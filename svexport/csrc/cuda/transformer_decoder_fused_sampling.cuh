@@ -12,19 +12,16 @@ __device__ __forceinline__ void project(const Fused& a, const float* point, cons
   u = v = NAN;
   if (lane >= a.cams) return;
   float place[3], image[3];
-#pragma unroll
-  for (int i = 0; i < 3; ++i) place[i] = fmaf(point[i], a.size[i], a.low[i]);
+  UNROLL for (int i = 0; i < 3; ++i) place[i] = fmaf(point[i], a.size[i], a.low[i]);
   const float4* matrix = reinterpret_cast<const float4*>(cameras) + lane * 3;
-#pragma unroll
-  for (int i = 0; i < 3; ++i) {
+  UNROLL for (int i = 0; i < 3; ++i) {
     const float4 m = matrix[i];
     image[i] = fmaf(m.x, place[0], fmaf(m.y, place[1], m.z * place[2])) + m.w;
   }
   const float depth = fmaxf(image[2], a.depth_eps);
   bool seen = image[2] > a.depth_eps;
   float at_image[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
+  UNROLL for (int i = 0; i < 2; ++i) {
     at_image[i] = __fdividef(image[i], depth * a.image[1 - i]);
     const float centred = 2 * at_image[i] - 1;
     seen = seen && (a.in_image ? centred > -1 && centred < 1 : !isnan(at_image[i]));
@@ -47,8 +44,7 @@ __device__ __forceinline__ uint4 pixel(const FusedLevel& l, int64_t image, int y
   } else {
     const uint16_t* p = static_cast<const uint16_t*>(l.data) + at + lane * 8 * l.channel;
     uint32_t words[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    UNROLL for (int i = 0; i < 4; ++i) {
       words[i] = __ldg(p + 2 * i * l.channel) | static_cast<uint32_t>(__ldg(p + (2 * i + 1) * l.channel)) << 16;
     }
     return make_uint4(words[0], words[1], words[2], words[3]);
@@ -59,13 +55,11 @@ template <class T, int Format>
 __device__ __forceinline__ void add_tap(const uint4& v, float weight, float (&sum)[8]) {
   float x[8];
   if constexpr (Format == kBytes) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) x[i] = static_cast<float>(static_cast<int8_t>((i < 4 ? v.x : v.y) >> i % 4 * 8));
+    UNROLL for (int i = 0; i < 8; ++i) x[i] = static_cast<float>(static_cast<int8_t>((i < 4 ? v.x : v.y) >> i % 4 * 8));
   } else {
     unpack8<T>(v, x);
   }
-#pragma unroll
-  for (int i = 0; i < 8; ++i) sum[i] = fmaf(weight, x[i], sum[i]);
+  UNROLL for (int i = 0; i < 8; ++i) sum[i] = fmaf(weight, x[i], sum[i]);
 }
 
 // Where a camera sees the point on a level.
@@ -89,20 +83,17 @@ __device__ __forceinline__ void sample_strided(const FusedLevel& l, const Place&
                            (right ? p.x.index[1] : p.x.index[0]) * l.x;
   const uint16_t *upper = column + p.y.index[0] * l.y, *lower = column + p.y.index[1] * l.y;
   uint16_t pixels[kShared][2];
-#pragma unroll
-  for (int i = 0; i < kShared; ++i) {
+  UNROLL for (int i = 0; i < kShared; ++i) {
     pixels[i][0] = __ldg(upper + i * l.channel), pixels[i][1] = __ldg(lower + i * l.channel);
   }
   const float weight = right ? p.x.weight[1] : p.x.weight[0];
   const float weights[2] = {p.y.weight[0] * weight, p.y.weight[1] * weight};
   float sum[kShared];
-#pragma unroll
-  for (int i = 0; i < kShared; ++i) {
+  UNROLL for (int i = 0; i < kShared; ++i) {
     const float2 two = unpack<T>(pixels[i][0] | static_cast<uint32_t>(pixels[i][1]) << 16);
     sum[i] = fmaf(weights[1], two.y, weights[0] * two.x);
   }
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
+  UNROLL for (int i = 0; i < 8; ++i) {
     const float given = right ? sum[i] : sum[i + 8];
     sampled[i] += (right ? sum[i + 8] : sum[i]) + __shfl_xor_sync(0xffffffffu, given, 1);
   }
@@ -117,10 +108,8 @@ __device__ __forceinline__ void sample_level(const FusedLevel& l, const Place& p
   }
   if (!l.pool) {
     uint4 taps[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) taps[j] = pixel<T, Format>(l, p.image, p.y.index[j / 2], p.x.index[j % 2]);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) add_tap<T, Format>(taps[j], p.y.weight[j / 2] * p.x.weight[j % 2], sampled);
+    UNROLL for (int j = 0; j < 4; ++j) taps[j] = pixel<T, Format>(l, p.image, p.y.index[j / 2], p.x.index[j % 2]);
+    UNROLL for (int j = 0; j < 4; ++j) add_tap<T, Format>(taps[j], p.y.weight[j / 2] * p.x.weight[j % 2], sampled);
     return;
   }
 #pragma unroll 1
@@ -128,10 +117,8 @@ __device__ __forceinline__ void sample_level(const FusedLevel& l, const Place& p
     const int y = 2 * (j / 2 ? p.y.index[1] : p.y.index[0]), x = 2 * (j % 2 ? p.x.index[1] : p.x.index[0]);
     const float weight = (j / 2 ? p.y.weight[1] : p.y.weight[0]) * (j % 2 ? p.x.weight[1] : p.x.weight[0]);
     uint4 of[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) of[i] = pixel<T, Format>(l, p.image, y + i / 2, x + i % 2);
-#pragma unroll
-    for (int i = 1; i < 4; ++i) {
+    UNROLL for (int i = 0; i < 4; ++i) of[i] = pixel<T, Format>(l, p.image, y + i / 2, x + i % 2);
+    UNROLL for (int i = 1; i < 4; ++i) {
       if constexpr (Format == kBytes) {
         of[0].x = __vmaxs4(of[0].x, of[i].x), of[0].y = __vmaxs4(of[0].y, of[i].y);
       } else {
@@ -159,23 +146,19 @@ __device__ __forceinline__ void sample_plain(const Fused& a, int batch, int cam,
   const int right = (p.x.index[1] - p.x.index[0]) * static_cast<int>(l.x);
   const int down = (p.y.index[1] - p.y.index[0]) * static_cast<int>(l.y);
   uint4 taps[kAheadLevels][4];
-#pragma unroll
-  for (int level = 0; level < kAheadLevels; ++level) {
+  UNROLL for (int level = 0; level < kAheadLevels; ++level) {
     if (level < a.plain_levels) {
       const T* from = reinterpret_cast<const T*>(__shfl_sync(0xffffffffu, corner, level)) + lane * 8;
       const int to_right = __shfl_sync(0xffffffffu, right, level), to_below = __shfl_sync(0xffffffffu, down, level);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
+      UNROLL for (int j = 0; j < 4; ++j) {
         taps[level][j] = __ldg(reinterpret_cast<const uint4*>(from + (j % 2 ? to_right : 0) + (j / 2 ? to_below : 0)));
       }
     }
   }
-#pragma unroll
-  for (int level = 0; level < kAheadLevels; ++level) {
+  UNROLL for (int level = 0; level < kAheadLevels; ++level) {
     if (level < a.plain_levels) {
       float sampled[8] = {};
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
+      UNROLL for (int j = 0; j < 4; ++j) {
         const float tap = p.y.weight[j / 2] * p.x.weight[j % 2];
         add_tap<T, kAdjacent>(taps[level][j], __shfl_sync(0xffffffffu, tap, level), sampled);
       }
@@ -189,17 +172,10 @@ template <class T>
 __device__ __forceinline__ void sample_other(const FusedLevel& l, int batch, int cam, float cam_u, float cam_v,
                                              float (&sampled)[8]) {
   const Place p = place_on(l, batch, cam, cam_u, cam_v);
-#pragma unroll
-  for (int i = 0; i < 8; ++i) sampled[i] = 0;
-  if (l.format == kAdjacent) {
-    sample_level<T, kAdjacent>(l, p, sampled);
-  } else if (l.format == kBytes) {
-    sample_level<T, kBytes>(l, p, sampled);
-  } else {
-    sample_level<T, kStrided>(l, p, sampled);
-  }
-#pragma unroll
-  for (int i = 0; i < 8; ++i) sampled[i] *= l.scale;
+  UNROLL for (int i = 0; i < 8; ++i) sampled[i] = 0;
+  with_constant<kAdjacent, kBytes, kStrided>(
+      l.format, [&](auto format) { sample_level<T, format.value>(l, p, sampled); });
+  UNROLL for (int i = 0; i < 8; ++i) sampled[i] *= l.scale;
 }
 
 // Samples of rows, from the `row`-th on: chunks.
@@ -240,17 +216,14 @@ __device__ __forceinline__ void sample(const Fused& a, int batch, float u, float
     return which < 32 ? even : odd;
   };
   auto add = [&](float weight, const float (&sampled)[8]) {
-#pragma unroll
-    for (int c = 0; c < 8; ++c) sum[c] = fmaf(isnan(sampled[c]) ? 0.f : sampled[c], weight, sum[c]);
+    UNROLL for (int c = 0; c < 8; ++c) sum[c] = fmaf(isnan(sampled[c]) ? 0.f : sampled[c], weight, sum[c]);
   };
   unsigned seen = __ballot_sync(0xffffffffu, !isnan(u)), rest = seen;  // the latter: not presampled
   if constexpr (Presampled) {
-#pragma unroll
-    for (int number = 0; number < kPresampled; ++number) {
+    UNROLL for (int number = 0; number < kPresampled; ++number) {
       if (!rest) continue;
       const float weight = weight_of((__ffs(rest) - 1) * a.levels + own_level);
-#pragma unroll
-      for (int i = 0; i < kAheadLevels; ++i) {
+      UNROLL for (int i = 0; i < kAheadLevels; ++i) {
         if (i < a.ahead_levels) {
           float sampled[8];
           unpack8<T>(ready[number][i], sampled);
@@ -291,10 +264,8 @@ __device__ __forceinline__ void activate(int activation, int count, float (&x)[2
     return;
   }
   float largest = fmaxf(in[0] ? x[0] : -INFINITY, in[1] ? x[1] : -INFINITY);
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
-#pragma unroll
-  for (int i = 0; i < 2; ++i) x[i] = in[i] ? expf(x[i] - largest) : 0.f;
+  UNROLL for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
+  UNROLL for (int i = 0; i < 2; ++i) x[i] = in[i] ? expf(x[i] - largest) : 0.f;
   const float total = warp_sum(x[0] + x[1]);
   x[0] /= total, x[1] /= total;
 }

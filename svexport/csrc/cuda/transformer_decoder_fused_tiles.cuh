@@ -117,8 +117,7 @@ __device__ __forceinline__ void store_matrix_transposed(uint32_t address, const 
 template <class T>
 __device__ __forceinline__ void unpack8(const uint4& v, float (&x)[8]) {
   const uint32_t words[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
+  UNROLL for (int i = 0; i < 4; ++i) {
     const float2 two = unpack<T>(words[i]);
     x[2 * i] = two.x, x[2 * i + 1] = two.y;
   }
@@ -148,8 +147,7 @@ __device__ __forceinline__ uint4 add8(const uint4& a, const uint4& b) {
   float x[8], y[8];
   unpack8<T>(a, x);
   unpack8<T>(b, y);
-#pragma unroll
-  for (int i = 0; i < 8; ++i) x[i] += y[i];
+  UNROLL for (int i = 0; i < 8; ++i) x[i] += y[i];
   return pack8<T>(x);
 }
 
@@ -187,8 +185,7 @@ __device__ __forceinline__ void multiply(float (&sum)[8], float (&odd)[8], uint3
   const uint64_t a = matrix_at(weights), b = matrix_at(rows);
   hold(sum), hold(odd);
   begin_products();
-#pragma unroll
-  for (int i = 0; i < 16; ++i) {
+  UNROLL for (int i = 0; i < 16; ++i) {
     wgmma<T>(i % 2 ? odd : sum, a + (i / 4 * kBox + i % 4 * 32) / 16, b + (i / 4 * kAtom + i % 4 * 32) / 16);
   }
   commit_products();
@@ -198,8 +195,7 @@ __device__ __forceinline__ void multiply(float (&sum)[8], float (&odd)[8], uint3
 __device__ __forceinline__ void finish(float (&sum)[8], float (&odd)[8]) {
   await_products();
   hold(sum), hold(odd);
-#pragma unroll
-  for (int j = 0; j < 8; ++j) sum[j] += odd[j];
+  UNROLL for (int j = 0; j < 8; ++j) sum[j] += odd[j];
 }
 
 // ---------------------------------------------------------------- norms
@@ -210,34 +206,28 @@ template <class T, int Rows>
 __device__ __forceinline__ void normalize(float (&x)[Rows][8], const float (&pivot)[Rows], const uint4& weight,
                                           const uint4& bias) {
   float sum[Rows], squares[Rows], gamma[8], beta[8];
-#pragma unroll
-  for (int r = 0; r < Rows; ++r) {
+  UNROLL for (int r = 0; r < Rows; ++r) {
     float odd = 0, odd_squares = 0;
     sum[r] = squares[r] = 0;
-#pragma unroll
-    for (int i = 0; i < 8; i += 2) {
+    UNROLL for (int i = 0; i < 8; i += 2) {
       x[r][i] -= pivot[r], x[r][i + 1] -= pivot[r];
       sum[r] += x[r][i], odd += x[r][i + 1];
       squares[r] = fmaf(x[r][i], x[r][i], squares[r]), odd_squares = fmaf(x[r][i + 1], x[r][i + 1], odd_squares);
     }
     sum[r] += odd, squares[r] += odd_squares;
   }
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-#pragma unroll
-    for (int r = 0; r < Rows; ++r) {
+  UNROLL for (int step = 16; step > 0; step /= 2) {
+    UNROLL for (int r = 0; r < Rows; ++r) {
       sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], step),
           squares[r] += __shfl_xor_sync(0xffffffffu, squares[r], step);
     }
   }
   unpack8<T>(weight, gamma);
   unpack8<T>(bias, beta);
-#pragma unroll
-  for (int r = 0; r < Rows; ++r) {
+  UNROLL for (int r = 0; r < Rows; ++r) {
     const float mean = sum[r] * (1.f / kChannels), variance = fmaf(-mean, mean, squares[r] * (1.f / kChannels));
     const float scale = rsqrtf(fmaxf(variance, 0.f) + kEps), shift = -mean * scale;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) x[r][i] = fmaf(fmaf(x[r][i], scale, shift), gamma[i], beta[i]);
+    UNROLL for (int i = 0; i < 8; ++i) x[r][i] = fmaf(fmaf(x[r][i], scale, shift), gamma[i], beta[i]);
   }
 }
 

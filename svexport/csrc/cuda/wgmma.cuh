@@ -21,8 +21,7 @@ __device__ __forceinline__ void hold(uint32_t (&x)[4]) {
 }
 template <int J>
 __device__ __forceinline__ void hold(float (&x)[J][4]) {
-#pragma unroll
-  for (int j = 0; j < J; ++j) hold(x[j]);
+  UNROLL for (int j = 0; j < J; ++j) hold(x[j]);
 }
 
 // Before the first product, behind the last, and until all have ended.

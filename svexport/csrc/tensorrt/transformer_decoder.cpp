@@ -119,27 +119,12 @@ class TransformerDecoderPlugin final : public Plugin<TransformerDecoderPlugin, T
   struct Arguments {
     Arguments(const TransformerDecoderPlugin& plugin, const Tensors& t) {
       const TransformerDecoderNode& node = plugin.node;
-      decoder.query = t.in(kQuery);
-      decoder.query_pos = t.in(kQueryPos);
-      decoder.reference_points = t.in(kPoints);
-      decoder.features = &t.in(kFeatures);
-      decoder.num_features = plugin.levels();
       for (int i = 0; i < plugin.levels(); ++i) scales[i] = scale_of(t, kFeatures + i, node.scales[i]);
-      decoder.scales = scales;
-      decoder.lidar2img = t.in(plugin.lidar2img());
-      decoder.weights = plugin.weights_ ? plugin.weight_views_.data() : &t.in(plugin.first_weight());
-      decoder.num_weights = plugin.num_weights();
-      decoder.num_layers = node.num_layers;
-      decoder.num_heads = node.num_heads;
-      decoder.num_points = node.num_points;
-      decoder.num_groups = node.num_groups;
-      decoder.sampling = options_of(node);
-      decoder.learned_offsets = node.learned_offsets != 0;
-      decoder.residual_query_pos = node.residual_query_pos != 0;
-      decoder.pool = plugin.pool();
-      decoder.classes = t.out(kClasses);
-      decoder.boxes = t.out(kBoxes);
-      decoder.points = t.out(kUpdatedPoints);
+      const Tensor* const weights = plugin.weights_ ? plugin.weight_views_.data() : &t.in(plugin.first_weight());
+      decoder = {t.in(kQuery), t.in(kQueryPos), t.in(kPoints), &t.in(kFeatures), plugin.levels(), scales,
+                 t.in(plugin.lidar2img()), weights, plugin.num_weights(), node.num_layers, node.num_heads,
+                 node.num_points, node.num_groups, options_of(node), node.learned_offsets != 0,
+                 node.residual_query_pos != 0, plugin.pool(), t.out(kClasses), t.out(kBoxes), t.out(kUpdatedPoints)};
     }
     TransformerDecoder decoder{};
     float scales[kMaxCameraLevels] = {};

@@ -1,7 +1,40 @@
-#include "sampling_gradients.h"
+#include "grid_sample/launch.h"
+
+#include <ATen/Context.h>
+
+#include "binding.h"
 
 namespace svexport {
 namespace {
+
+// (N, C, ...) with the dimensions after C as if they were one, which the kernels can read.
+at::Tensor evenly_spaced(const at::Tensor& t) {
+  int64_t stride = 0, expected = -1;
+  for (int64_t i = t.dim() - 1; i >= 2; --i) {
+    if (t.size(i) == 1) continue;
+    stride = t.stride(i);
+    if (expected >= 0 && stride != expected) return t.contiguous();
+    expected = stride * t.size(i);
+  }
+  return t;
+}
+
+Wanted sampling_gradients(const char* op, const at::Tensor& grad_output, const at::Tensor& input,
+                          const at::Tensor& grid, int64_t mode, int64_t padding, bool align_corners,
+                          const c10::List<bool>& needs_grad) {
+  const Gradients results({input, grid}, needs_grad);
+  const auto grad = evenly_spaced(grad_output);
+  const bool deterministic = at::globalContext().deterministicAlgorithms();
+  const int32_t tactic = forced_tactic(op);
+  const auto scratch =
+      workspace(grid_sample_backward_workspace(view(grad), view(input), view(grid), static_cast<int>(mode),
+                                               deterministic, needs_grad[0], needs_grad[1], tactic),
+                input);
+  return if_done(grid_sample_backward(view(grad), view(input), view(grid), view(results.all[0]), view(results.all[1]),
+                                      static_cast<int>(mode), static_cast<int>(padding), align_corners, deterministic,
+                                      tactic, scratch.data_ptr(), stream()),
+                 results.wanted());
+}
 
 std::optional<at::Tensor> grid_sample_torch(const at::Tensor& input, const at::Tensor& grid, int64_t mode,
                                             int64_t padding, bool align_corners, double scale) {
@@ -19,6 +52,21 @@ std::optional<at::Tensor> grid_sample_torch(const at::Tensor& input, const at::T
 Wanted grid_sample_backward_torch(at::TensorList grads, const at::Tensor& input, const at::Tensor& grid, int64_t mode,
                                   int64_t padding, bool align_corners, double, const c10::List<bool>& needs_grad) {
   return sampling_gradients("grid_sample_backward", grads[0], input, grid, mode, padding, align_corners, needs_grad);
+}
+
+std::optional<std::tuple<at::Tensor, at::Tensor>> bilinear_sample_torch(const at::Tensor& image,
+                                                                        const at::Tensor& grid) {
+  const auto output = fresh({image.size(0), image.size(1), grid.size(1), grid.size(2)}, image);
+  const auto mask = fresh({image.size(0), grid.size(1), grid.size(2), 1}, image);
+  const auto scratch = workspace(grid_sample_workspace(view(image), view(grid), kBilinear), image);
+  return if_done(bilinear_sample(view(image), view(grid), view(output), view(mask), forced_tactic("bilinear_sample"),
+                                 stream(), scratch.data_ptr()),
+                 std::tuple(output, mask));
+}
+
+Wanted bilinear_sample_backward_torch(at::TensorList grads, const at::Tensor& image, const at::Tensor& grid,
+                                      const c10::List<bool>& needs_grad) {
+  return sampling_gradients("bilinear_sample_backward", grads[0], image, grid, kBilinear, kPixels, true, needs_grad);
 }
 
 // What the launcher does and the op has no schema for: int8 in TensorRT's formats, to any float type. For tests.
@@ -39,6 +87,8 @@ TORCH_LIBRARY_FRAGMENT(svexport_internal, m) {
 TORCH_LIBRARY_IMPL(svexport, CUDA, m) {
   implement(m, "grid_sample", grid_sample_torch);
   implement(m, "grid_sample_backward", grid_sample_backward_torch);
+  implement(m, "bilinear_sample", bilinear_sample_torch);
+  implement(m, "bilinear_sample_backward", bilinear_sample_backward_torch);
 }
 
 TORCH_LIBRARY_IMPL(svexport_internal, CUDA, m) { m.impl("grid_sample_int8", &grid_sample_int8); }

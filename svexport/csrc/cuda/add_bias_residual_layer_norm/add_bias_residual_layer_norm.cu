@@ -20,18 +20,6 @@ void (*kernel_of(Kernel kernel))(Forward) {
   return nullptr;
 }
 
-template <class T>
-void (*kernel_of(const Tactic& tactic))(Forward) {
-  constexpr int V = 16 / sizeof(T);
-  switch (tactic.access) {
-    case Access::kVector: return kernel_of<T, V, false>(tactic.kernel);
-    case Access::kShifted: return kernel_of<T, V, true>(tactic.kernel);
-    case Access::kPair: return kernel_of<T, 2, false>(tactic.kernel);
-    case Access::kSingle: return kernel_of<T, 1, false>(tactic.kernel);
-  }
-  return nullptr;
-}
-
 }  // namespace
 
 cudaError_t add_bias_residual_layer_norm(const Tensor& x, const Tensor& bias, const Tensor& residual,
@@ -51,8 +39,10 @@ cudaError_t add_bias_residual_layer_norm(const Tensor& x, const Tensor& bias, co
   const Forward forward{rows, AnyFloat(bias), AnyFloat(weight), AnyFloat(norm_bias), y.data, s.data,
                         static_cast<int>(problem.columns), eps};
   return dispatch_float(x.dtype, [&](auto* p) {
-    const auto kernel = kernel_of<element_t<decltype(p)>>(chosen);
-    return launch_planned(kernel, norm::launch(problem, chosen, gpu), false, stream, forward);
+    return with_access<element_t<decltype(p)>>(chosen.access, [&](auto width, auto shifted) {
+      const auto kernel = kernel_of<element_t<decltype(p)>, width.value, shifted.value>(chosen.kernel);
+      return launch_planned(kernel, norm::launch(problem, chosen, gpu), false, stream, forward);
+    });
   });
 }
 

@@ -8,20 +8,6 @@ namespace {
 
 using BackwardKernel = void (*)(Backward);
 
-// Calls f(N, shifted) with how the tactic reads, as constants.
-template <class T, class F>
-cudaError_t with_access(const Tactic& tactic, F&& f) {
-  using std::false_type, std::true_type;
-  constexpr int V = 16 / sizeof(T);
-  switch (tactic.access) {
-    case Access::kVector: return f(std::integral_constant<int, V>(), false_type());
-    case Access::kShifted: return f(std::integral_constant<int, V>(), true_type());
-    case Access::kPair: return f(std::integral_constant<int, 2>(), false_type());
-    case Access::kSingle: return f(std::integral_constant<int, 1>(), false_type());
-  }
-  return cudaErrorNotSupported;
-}
-
 template <class T, int N, bool kShifted>
 BackwardKernel kernel_of(Kernel kernel) {
   return kernel == Kernel::kWarp8 ? backward_rows<T, N, false, kShifted> : backward_rows<T, N, true, kShifted>;
@@ -55,7 +41,7 @@ template <class T>
 cudaError_t launch_backward(Backward a, const Problem& problem, const Tactic& tactic, const Gpu& gpu, void* workspace,
                             cudaStream_t stream) {
   const Launch l = norm::launch(problem, tactic, gpu);
-  return with_access<T>(tactic, [&](auto width, auto shifted) {
+  return with_access<T>(tactic.access, [&](auto width, auto shifted) {
     constexpr int N = width.value;
     constexpr bool kShifted = shifted.value;
     if constexpr (!kShifted) {
@@ -100,19 +86,9 @@ cudaError_t add_bias_residual_layer_norm_backward(const Tensor& dy, const Tensor
   problem.gradients = (dx.data != nullptr) + (dresidual.data != nullptr) + (dextra.data != nullptr);
   problem.sums = dbias.data || dweight.data || dnorm_bias.data;
   const auto d = static_cast<int>(problem.columns);
-  const Backward a{Rows(axes, x.data, residual.data, extra.data),
-                   AnyFloat(bias),
-                   AnyFloat(weight),
-                   dy.data,
-                   ds.data,
-                   {dx.data, dresidual.data, dextra.data},
-                   {AnyFloat(dweight), AnyFloat(dnorm_bias), AnyFloat(dbias)},
-                   nullptr,
-                   d,
-                   1,
-                   nullptr,
-                   d,
-                   eps};
+  const Backward a{Rows(axes, x.data, residual.data, extra.data), AnyFloat(bias), AnyFloat(weight), dy.data, ds.data,
+                   {dx.data, dresidual.data, dextra.data}, {AnyFloat(dweight), AnyFloat(dnorm_bias), AnyFloat(dbias)},
+                   nullptr, d, 1, nullptr, d, eps};
   const Gpu gpu = current_gpu();
   const Tactic chosen = choose(problem, gpu, tactic);
   return dispatch_float(x.dtype, [&](auto* p) {

@@ -42,13 +42,10 @@ template <int K, int N>
 __device__ __forceinline__ void write_sums(const Backward& a, const float (&sums)[3][K][N], int first, int shift,
                                            int64_t part, bool alone) {
   __shared__ float shared[kWarps][kWarp * kColumns];
-#pragma unroll
-  for (int i = 0; i < 3; ++i) {
+  UNROLL for (int i = 0; i < 3; ++i) {
     __syncthreads();
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-#pragma unroll
-      for (int j = 0; j < N; ++j) {
+    UNROLL for (int k = 0; k < K; ++k) {
+      UNROLL for (int j = 0; j < N; ++j) {
         const int c = (k * kWarp + threadIdx.x) * N + j - shift;
         if (c >= 0) shared[threadIdx.y][c] = sums[i][k][j];
       }
@@ -57,8 +54,7 @@ __device__ __forceinline__ void write_sums(const Backward& a, const float (&sums
     const int count = min(a.d - first, kWarp * kColumns);
     for (int c = threadIdx.y * kWarp + threadIdx.x; c < count; c += kWarp * kWarps) {
       float sum = 0;
-#pragma unroll
-      for (int w = 0; w < kWarps; ++w) sum += shared[w][c];
+      UNROLL for (int w = 0; w < kWarps; ++w) sum += shared[w][c];
       if (!alone) {
         a.partials[(part * 3 + i) * a.width + first + c] = sum;
       } else if (a.vectors[i].data) {
@@ -85,8 +81,7 @@ __global__ void __launch_bounds__(kBlock ? kRowThreads : kWarp * kWarps)
   auto column = [&](int k) { return (k * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * N - shift; };
   uint32_t inside[K];
   float sums[3][K][N] = {}, bias[K][N], weight[K][N];  // sums: for weight, norm_bias and bias
-#pragma unroll
-  for (int k = 0; k < K; ++k) inside[k] = kShifted ? columns_inside<N>(column(k), a.d) : ~0u;
+  UNROLL for (int k = 0; k < K; ++k) inside[k] = kShifted ? columns_inside<N>(column(k), a.d) : ~0u;
   // Where registers do, a row is on its way while the one before is summed up.
   constexpr bool kAhead = sizeof(T) == 2 && N * sizeof(T) == 16;
   Loaded<T, N> loaded[K];
@@ -96,8 +91,7 @@ __global__ void __launch_bounds__(kBlock ? kRowThreads : kWarp * kWarps)
     const Row<T> from(a.rows, real ? row : 0);
     const T *dy = static_cast<const T*>(a.dy) + row * a.d, *ds = static_cast<const T*>(a.ds) + row * a.d;
     const int end = kShifted ? readable<N>(row, a.rows.walk.count, a.d) : INT32_MAX;
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
+    UNROLL for (int k = 0; k < K; ++k) {
       const bool there = real && column(k) < a.d && column(k) + N <= end;
       loaded[k] = {from, column(k), there};
       loaded_dy[k] = load_if<T, N>(dy + column(k), there);
@@ -106,8 +100,7 @@ __global__ void __launch_bounds__(kBlock ? kRowThreads : kWarp * kWarps)
   };
   if (kAhead) fetch(row);
   const Ends<T, N, 5> last({a.rows.data[0], a.rows.data[1], a.rows.data[2], a.dy, a.ds}, a.rows.walk.count * a.d);
-#pragma unroll
-  for (int k = 0; k < K; ++k) {
+  UNROLL for (int k = 0; k < K; ++k) {
     load_columns<N, kShifted>(a.bias, column(k), a.d, bias[k]);
     load_columns<N, kShifted>(a.weight, column(k), a.d, weight[k]);
   }
@@ -116,21 +109,18 @@ __global__ void __launch_bounds__(kBlock ? kRowThreads : kWarp * kWarps)
     if (!kAhead) fetch(row);
     const int end = kShifted ? readable<N>(row, a.rows.walk.count, a.d) : INT32_MAX;
     if (kShifted && end != INT32_MAX) {  // here and not in fetch(), where it would wait for what was loaded
-#pragma unroll
-      for (int k = 0; k < K; ++k) {
+      UNROLL for (int k = 0; k < K; ++k) {
         if (column(k) < a.d && column(k) + N > end) loaded[k] = ends, loaded_dy[k] = ends[3], loaded_ds[k] = ends[4];
       }
     }
     float v[K][N];  // s and then s - mean
     Vec<T, N> dy[K], ds[K];
     Sums<2> sum{};  // of s, of the gradient of y times the weight
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
+    UNROLL for (int k = 0; k < K; ++k) {
       loaded[k].sum(bias[k], a.rows.data[2], v[k]);
       dy[k] = loaded_dy[k];
       ds[k] = loaded_ds[k];
-#pragma unroll
-      for (int j = 0; j < N; ++j) {
+      UNROLL for (int j = 0; j < N; ++j) {
         if (kShifted && !(inside[k] >> j & 1)) v[k][j] = 0, dy[k].at[j] = from_float<T>(0);
         sum += {v[k][j], __fmul_rn(to_float(dy[k].at[j]), weight[k][j])};
       }
@@ -139,11 +129,9 @@ __global__ void __launch_bounds__(kBlock ? kRowThreads : kWarp * kWarps)
     sum = row_sum<kBlock>(sum, scratch);
     const float mean = sum.at[0] * part, mean_g = sum.at[1] * part;
     Sums<3> rest{};  // of v = s - mean, its square, v * g * weight
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
+    UNROLL for (int k = 0; k < K; ++k) {
       const float less = column(k) < a.d ? mean : 0;  // v stays 0 where no column is
-#pragma unroll
-      for (int j = 0; j < N; ++j) {
+      UNROLL for (int j = 0; j < N; ++j) {
         v[k][j] = inside[k] >> j & 1 ? v[k][j] - less : 0;
         rest += {v[k][j], v[k][j] * v[k][j], v[k][j] * __fmul_rn(to_float(dy[k].at[j]), weight[k][j])};
       }
@@ -151,10 +139,8 @@ __global__ void __launch_bounds__(kBlock ? kRowThreads : kWarp * kWarps)
     rest = row_sum<kBlock>(rest, scratch_rest);
     const Moments moments({rest.at[0], rest.at[1]}, part, a.eps);
     const float mean_gn = (rest.at[2] * part - moments.shift * mean_g) * moments.scale;  // n: v, normal
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-#pragma unroll
-      for (int j = 0; j < N; ++j) {
+    UNROLL for (int k = 0; k < K; ++k) {
+      UNROLL for (int j = 0; j < N; ++j) {
         const float normal = moments.normal(v[k][j]), g = to_float(dy[k].at[j]);
         sums[0][k][j] += g * normal;
         sums[1][k][j] += g;
@@ -162,8 +148,7 @@ __global__ void __launch_bounds__(kBlock ? kRowThreads : kWarp * kWarps)
         v[k][j] = (__fmul_rn(g, weight[k][j]) - mean_g - normal * mean_gn) * moments.scale + to_float(ds[k].at[j]);
         sums[2][k][j] += v[k][j];
       }
-#pragma unroll
-      for (int i = 0; i < 3; ++i) {
+      UNROLL for (int i = 0; i < 3; ++i) {
         T* const dx = static_cast<T*>(a.dx[i]) + row * a.d;
         if (a.dx[i] && column(k) < a.d) store_columns<T, N, kShifted>(dx, column(k), a.d, v[k]);
       }
@@ -174,21 +159,17 @@ __global__ void __launch_bounds__(kBlock ? kRowThreads : kWarp * kWarps)
   if constexpr (!kBlock) {
     write_sums(a, sums, 0, shift, blockIdx.x, alone);
   } else {
-#pragma unroll
-    for (int i = 0; i < 3; ++i) {
-#pragma unroll
-      for (int k = 0; k < K; ++k) {
+    UNROLL for (int i = 0; i < 3; ++i) {
+      UNROLL for (int k = 0; k < K; ++k) {
         if (column(k) >= a.d) continue;
         if (alone) {
-#pragma unroll
-          for (int j = 0; j < N; ++j) {
+          UNROLL for (int j = 0; j < N; ++j) {
             if (a.vectors[i].data && inside[k] >> j & 1) a.vectors[i].set(column(k) + j, sums[i][k][j]);
           }
         } else {
           constexpr int W = N < 4 ? N : 4;
           float* const to = a.partials + (blockIdx.x * 3ll + i) * a.width + column(k) + shift;
-#pragma unroll
-          for (int j = 0; j < N; j += W) store_floats<float, W>(to + j, sums[i][k] + j);
+          UNROLL for (int j = 0; j < N; j += W) store_floats<float, W>(to + j, sums[i][k] + j);
         }
       }
     }
@@ -214,31 +195,26 @@ __global__ void __launch_bounds__(kMaxThreads) backward_long_rows(const __grid_c
     const auto read = [&](int first) {
       Loaded<T, N> loaded[K];
       Vec<T, N> loaded_dy[K];
-#pragma unroll
-      for (int k = 0; k < K; ++k) {
+      UNROLL for (int k = 0; k < K; ++k) {
         const bool there = column(first, k) < a.d;
         loaded[k] = {from, column(first, k), there};
         loaded_dy[k] = load_if<T, N>(dy + column(first, k), there);
       }
-#pragma unroll
-      for (int k = 0; k < K; ++k) {
+      UNROLL for (int k = 0; k < K; ++k) {
         const bool there = column(first, k) < a.d;
         float bias[N], weight[N];
         load_floats(a.bias, column(first, k), there, bias);
         load_floats(a.weight, column(first, k), there, weight);
         loaded[k].sum(bias, a.rows.data[2], v[k]);
-#pragma unroll
-        for (int j = 0; j < N; ++j) g[k][j] = __fmul_rn(to_float(loaded_dy[k].at[j]), weight[j]);
+        UNROLL for (int j = 0; j < N; ++j) g[k][j] = __fmul_rn(to_float(loaded_dy[k].at[j]), weight[j]);
       }
     };
     if (kKept) read(0);
     Sums<2> sum{};
     for (int first = 0; first < a.d; first += step) {
       if (!kKept) read(first);
-#pragma unroll
-      for (int k = 0; k < K; ++k) {
-#pragma unroll
-        for (int j = 0; j < N; ++j) sum += {v[k][j], g[k][j]};
+      UNROLL for (int k = 0; k < K; ++k) {
+        UNROLL for (int j = 0; j < N; ++j) sum += {v[k][j], g[k][j]};
       }
     }
     sum = block_sum(sum, scratch);
@@ -246,11 +222,9 @@ __global__ void __launch_bounds__(kMaxThreads) backward_long_rows(const __grid_c
     Sums<3> rest{};
     for (int first = 0; first < a.d; first += step) {
       if (!kKept) read(first);
-#pragma unroll
-      for (int k = 0; k < K; ++k) {
+      UNROLL for (int k = 0; k < K; ++k) {
         if (column(first, k) >= a.d) continue;
-#pragma unroll
-        for (int j = 0; j < N; ++j) {
+        UNROLL for (int j = 0; j < N; ++j) {
           const float difference = v[k][j] - mean;
           rest += {difference, difference * difference, difference * g[k][j]};
         }
@@ -265,19 +239,15 @@ __global__ void __launch_bounds__(kMaxThreads) backward_long_rows(const __grid_c
     for (int first = 0; first < a.d; first += step) {
       if (!kKept) read(first);
       Vec<T, N> loaded_ds[K];
-#pragma unroll
-      for (int k = 0; k < K; ++k) loaded_ds[k] = load_if<T, N>(ds + column(first, k), column(first, k) < a.d);
-#pragma unroll
-      for (int k = 0; k < K; ++k) {
+      UNROLL for (int k = 0; k < K; ++k) loaded_ds[k] = load_if<T, N>(ds + column(first, k), column(first, k) < a.d);
+      UNROLL for (int k = 0; k < K; ++k) {
         if (column(first, k) >= a.d) continue;
         float dx[N];
-#pragma unroll
-        for (int j = 0; j < N; ++j) {
+        UNROLL for (int j = 0; j < N; ++j) {
           dx[j] = (g[k][j] - mean_g - moments.normal(v[k][j] - mean) * mean_gn) * moments.scale +
                   to_float(loaded_ds[k].at[j]);
         }
-#pragma unroll
-        for (int i = 0; i < 3; ++i) {
+        UNROLL for (int i = 0; i < 3; ++i) {
           if (a.dx[i]) store_floats<T, N>(static_cast<T*>(a.dx[i]) + row * a.d + column(first, k), dx);
         }
       }
@@ -293,8 +263,7 @@ __global__ void __launch_bounds__(kWarp * kWarps, 2) backward_long_columns(const
   start_next();
   auto column = [&](int k) { return first + (k * kWarp + static_cast<int>(threadIdx.x)) * N; };
   float bias[K][N], weight[K][N], sums[3][K][N] = {};
-#pragma unroll
-  for (int k = 0; k < K; ++k) {
+  UNROLL for (int k = 0; k < K; ++k) {
     load_floats(a.bias, column(k), column(k) < a.d, bias[k]);
     load_floats(a.weight, column(k), column(k) < a.d, weight[k]);
   }
@@ -306,18 +275,15 @@ __global__ void __launch_bounds__(kWarp * kWarps, 2) backward_long_columns(const
     const T *dy = static_cast<const T*>(a.dy) + row * a.d, *ds = static_cast<const T*>(a.ds) + row * a.d;
     Loaded<T, N> loaded[K];
     Vec<T, N> loaded_dy[K], loaded_ds[K];
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
+    UNROLL for (int k = 0; k < K; ++k) {
       loaded[k] = {from, column(k), column(k) < a.d};
       loaded_dy[k] = load_if<T, N>(dy + column(k), column(k) < a.d);
       loaded_ds[k] = load_if<T, N>(ds + column(k), column(k) < a.d);
     }
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
+    UNROLL for (int k = 0; k < K; ++k) {
       float v[N];
       loaded[k].sum(bias[k], a.rows.data[2], v);
-#pragma unroll
-      for (int j = 0; j < N; ++j) {
+      UNROLL for (int j = 0; j < N; ++j) {
         const float g = to_float(loaded_dy[k].at[j]), normal = (v[j] - of.mean - of.shift) * of.scale;
         sums[0][k][j] += g * normal;
         sums[1][k][j] += g;

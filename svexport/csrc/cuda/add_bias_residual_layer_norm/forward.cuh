@@ -39,11 +39,9 @@ __global__ void __launch_bounds__(kBlock ? kMaxThreads : 128, !kBlock ? 4 : N > 
   const int shift = kShifted ? shift_of<N>(row, a.d) : 0;
   auto column = [&](int k) { return (k * lanes + lane) * N - shift; };
   uint32_t inside[K];
-#pragma unroll
-  for (int k = 0; k < K; ++k) inside[k] = kShifted ? columns_inside<N>(column(k), a.d) : ~0u;
+  UNROLL for (int k = 0; k < K; ++k) inside[k] = kShifted ? columns_inside<N>(column(k), a.d) : ~0u;
   float bias[K][N], weight[K][N], norm_bias[K][N];
-#pragma unroll
-  for (int k = 0; k < K; ++k) {
+  UNROLL for (int k = 0; k < K; ++k) {
     if (!kKeep) break;
     load_columns<N, kShifted>(a.bias, column(k), a.d, bias[k]);
     load_columns<N, kShifted>(a.weight, column(k), a.d, weight[k]);
@@ -67,44 +65,36 @@ __global__ void __launch_bounds__(kBlock ? kMaxThreads : 128, !kBlock ? 4 : N > 
     const Row<T> from(a.rows, row);
     const int end = kShifted ? readable<N>(row, a.rows.walk.count, a.d) : INT32_MAX;
     Loaded<T, N> loaded[K];
-#pragma unroll
-    for (int k = 0; k < K; ++k) loaded[k] = {from, column(k), column(k) < a.d && column(k) + N <= end};
+    UNROLL for (int k = 0; k < K; ++k) loaded[k] = {from, column(k), column(k) < a.d && column(k) + N <= end};
     if (kShifted && end != INT32_MAX) {
-#pragma unroll
-      for (int k = 0; k < K; ++k) {
+      UNROLL for (int k = 0; k < K; ++k) {
         if (column(k) < a.d && column(k) + N > end) loaded[k] = ends;
       }
     }
     float v[K][N], sum = 0;
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
+    UNROLL for (int k = 0; k < K; ++k) {
       if constexpr (!kKeep) parameters(0, a.bias, k, bias[k]);
       loaded[k].sum(bias[k], a.rows.data[2], v[k]);  // 0 where no column is
-#pragma unroll
-      for (int j = 0; j < N; ++j) sum += inside[k] >> j & 1 ? v[k][j] : 0;
+      UNROLL for (int j = 0; j < N; ++j) sum += inside[k] >> j & 1 ? v[k][j] : 0;
       if (column(k) < a.d) store_columns<T, N, kShifted>(static_cast<T*>(a.s) + row * a.d, column(k), a.d, v[k]);
     }
     const float mean = row_sum<kBlock>(sum, scratch) * part;
     Sums<2> rest{};
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
+    UNROLL for (int k = 0; k < K; ++k) {
       const float less = column(k) < a.d ? mean : 0;
-#pragma unroll
-      for (int j = 0; j < N; ++j) {
+      UNROLL for (int j = 0; j < N; ++j) {
         v[k][j] = inside[k] >> j & 1 ? v[k][j] - less : 0;
         rest += {v[k][j], v[k][j] * v[k][j]};
       }
     }
     const Moments moments(row_sum<kBlock>(rest, scratch_rest), part, a.eps);
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
+    UNROLL for (int k = 0; k < K; ++k) {
       if (column(k) >= a.d) continue;
       if constexpr (!kKeep) {
         parameters(1, a.weight, k, weight[k]);
         parameters(2, a.norm_bias, k, norm_bias[k]);
       }
-#pragma unroll
-      for (int j = 0; j < N; ++j) v[k][j] = moments.normal(v[k][j]) * weight[k][j] + norm_bias[k][j];
+      UNROLL for (int j = 0; j < N; ++j) v[k][j] = moments.normal(v[k][j]) * weight[k][j] + norm_bias[k][j];
       store_columns<T, N, kShifted>(static_cast<T*>(a.y) + row * a.d, column(k), a.d, v[k]);
     }
   }
@@ -134,16 +124,14 @@ __global__ void __launch_bounds__(kMaxThreads) forward_long_rows(const __grid_co
       sums(column, v);
       store_columns<T, N, kShifted>(static_cast<T*>(a.s) + row * a.d, column, a.d, v);
       const uint32_t inside = kShifted ? columns_inside<N>(column, a.d) : ~0u;
-#pragma unroll
-      for (int j = 0; j < N; ++j) sum += inside >> j & 1 ? v[j] : 0;
+      UNROLL for (int j = 0; j < N; ++j) sum += inside >> j & 1 ? v[j] : 0;
     }
     const float mean = block_sum(sum, scratch) * part;
     Sums<2> rest{};
     for (int column = first; column < a.d; column += blockDim.x * N) {
       sums(column, v);
       const uint32_t inside = kShifted ? columns_inside<N>(column, a.d) : ~0u;
-#pragma unroll
-      for (int j = 0; j < N; ++j) {
+      UNROLL for (int j = 0; j < N; ++j) {
         const float difference = inside >> j & 1 ? v[j] - mean : 0;
         rest += {difference, difference * difference};
       }
@@ -154,8 +142,7 @@ __global__ void __launch_bounds__(kMaxThreads) forward_long_rows(const __grid_co
       load_columns<N, kShifted>(a.weight, column, a.d, weight);
       load_columns<N, kShifted>(a.norm_bias, column, a.d, norm_bias);
       sums(column, v);
-#pragma unroll
-      for (int j = 0; j < N; ++j) v[j] = moments.normal(v[j] - mean) * weight[j] + norm_bias[j];
+      UNROLL for (int j = 0; j < N; ++j) v[j] = moments.normal(v[j] - mean) * weight[j] + norm_bias[j];
       store_columns<T, N, kShifted>(static_cast<T*>(a.y) + row * a.d, column, a.d, v);
     }
   }

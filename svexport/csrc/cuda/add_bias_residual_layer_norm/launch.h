@@ -10,7 +10,6 @@ namespace svexport {
 // x, residual, extra (data null: none): (*, D), of one of fp32, fp16, bf16, their last stride 1, the others as they come.
 // bias, weight, norm_bias: (D,), contiguous, each fp32, fp16 or bf16.
 // y, s: (*, D), contiguous, the type of x.
-// tactic: the id of one of tactics.h; 0, or one that is not for these tensors: the cheapest.
 cudaError_t add_bias_residual_layer_norm(const Tensor& x, const Tensor& bias, const Tensor& residual,
                                          const Tensor& weight, const Tensor& norm_bias, float eps, const Tensor& extra,
                                          const Tensor& y, const Tensor& s, int32_t tactic, cudaStream_t stream);

@@ -26,6 +26,18 @@ inline bool walks(const Tensor& t, const Tensor& x) {
                      (t.strides[t.rank - 1] == 1 || t.sizes[t.rank - 1] == 1));
 }
 
+// Calls f(N, shifted) with how a tactic reads, as constants.
+template <class T, class F>
+auto with_access(Access access, F&& f) {
+  constexpr int V = 16 / sizeof(T);
+  switch (access) {
+    case Access::kVector: return f(Int<V>(), std::false_type());
+    case Access::kShifted: return f(Int<V>(), std::true_type());
+    case Access::kPair: return f(Int<2>(), std::false_type());
+    default: return f(Int<1>(), std::false_type());
+  }
+}
+
 template <class T>
 struct Row {
   const T *x, *residual, *extra;
@@ -76,8 +88,7 @@ struct Loaded {
 
   // x + bias + residual (+ extra)
   __device__ __forceinline__ void sum(const float (&bias)[N], bool has_extra, float (&to)[N]) const {
-#pragma unroll
-    for (int j = 0; j < N; ++j) {
+    UNROLL for (int j = 0; j < N; ++j) {
       to[j] = to_float(x.at[j]) + bias[j] + to_float(residual.at[j]);
       if (has_extra) to[j] += to_float(extra.at[j]);
     }
@@ -91,15 +102,13 @@ struct Ends {
 
   __device__ __forceinline__ Ends(const void* const (&tensors)[I], int64_t numel) {
     const int64_t i = numel / N * N + threadIdx.x;
-#pragma unroll
-    for (int k = 0; k < I; ++k) {
+    UNROLL for (int k = 0; k < I; ++k) {
       elements[k] = load_if<T, 1>(static_cast<const T*>(tensors[k]) + i, tensors[k] && i < numel);
     }
   }
   __device__ __forceinline__ void share(Vec<T, N> (&to)[I]) const {
     if (threadIdx.x < N && threadIdx.y == 0) {
-#pragma unroll
-      for (int k = 0; k < I; ++k) to[k].at[threadIdx.x] = elements[k].at[0];
+      UNROLL for (int k = 0; k < I; ++k) to[k].at[threadIdx.x] = elements[k].at[0];
     }
     __syncthreads();
   }
@@ -113,13 +122,11 @@ __device__ __forceinline__ void load_floats(const AnyFloat& p, int64_t i, bool t
     constexpr int W = N < 4 ? N : 4;
     const bool wide = p.dtype == DType::kFloat32;
     Vec<float, W> floats[N / W];
-#pragma unroll
-    for (int k = 0; k < N / W; ++k) {
+    UNROLL for (int k = 0; k < N / W; ++k) {
       floats[k] = load_if<float, W>(static_cast<const float*>(p.data) + i + W * k, there && wide);
     }
     const auto halves = load_if<uint16_t, N>(static_cast<const uint16_t*>(p.data) + i, there && !wide);
-#pragma unroll
-    for (int j = 0; j < N; ++j) {
+    UNROLL for (int j = 0; j < N; ++j) {
       const float narrow = p.dtype == DType::kFloat16 ? __half2float(__ushort_as_half(halves.at[j]))
                                                       : __uint_as_float(static_cast<uint32_t>(halves.at[j]) << 16);
       to[j] = wide ? floats[j / W].at[j % W] : narrow;
@@ -130,8 +137,7 @@ __device__ __forceinline__ void load_floats(const AnyFloat& p, int64_t i, bool t
 template <class T, int N>
 __device__ __forceinline__ void store_floats(T* p, const float* from) {
   Vec<T, N> v;
-#pragma unroll
-  for (int j = 0; j < N; ++j) v.at[j] = from_float<T>(from[j]);
+  UNROLL for (int j = 0; j < N; ++j) v.at[j] = from_float<T>(from[j]);
   store<T, N>(p, v);
 }
 
@@ -139,8 +145,9 @@ __device__ __forceinline__ void store_floats(T* p, const float* from) {
 template <int N, bool kShifted>
 __device__ __forceinline__ void load_columns(const AnyFloat& p, int column, int d, float (&to)[N]) {
   if constexpr (kShifted) {
-#pragma unroll
-    for (int j = 0; j < N; ++j) to[j] = p.get(column + j, static_cast<uint32_t>(column + j) < static_cast<uint32_t>(d));
+    UNROLL for (int j = 0; j < N; ++j) {
+      to[j] = p.get(column + j, static_cast<uint32_t>(column + j) < static_cast<uint32_t>(d));
+    }
   } else {
     load_floats(p, column, column < d, to);
   }
@@ -155,8 +162,7 @@ __device__ __forceinline__ void store_columns(T* row, int column, int d, const f
   } else {
     constexpr int W = 4 / sizeof(T);
     Vec<T, W> words[N / W];
-#pragma unroll
-    for (int j = 0; j < N; ++j) words[j / W].at[j % W] = from_float<T>(from[j]);
+    UNROLL for (int j = 0; j < N; ++j) words[j / W].at[j % W] = from_float<T>(from[j]);
     if (column >= 0 && column + N <= d) {
       uint32_t x[4];
       memcpy(x, words, 16);
@@ -168,8 +174,7 @@ __device__ __forceinline__ void store_columns(T* row, int column, int d, const f
       return;
     }
     const uint32_t inside = columns_inside<N>(column, d), all = (1u << W) - 1;
-#pragma unroll
-    for (int w = 0; w < N / W; ++w) {
+    UNROLL for (int w = 0; w < N / W; ++w) {
       const uint32_t here = inside >> W * w & all;
       if (here == all) {
         store<T, W>(p + W * w, words[w]);
@@ -186,17 +191,10 @@ struct Sums {
   float at[K];
 
   __device__ __forceinline__ Sums& operator+=(const Sums& other) {
-#pragma unroll
-    for (int k = 0; k < K; ++k) at[k] += other.at[k];
+    UNROLL for (int k = 0; k < K; ++k) at[k] += other.at[k];
     return *this;
   }
 };
-
-__device__ __forceinline__ float warp_sum(float x) {
-#pragma unroll
-  for (int o = kWarp / 2; o; o /= 2) x += __shfl_xor_sync(~0u, x, o);
-  return x;
-}
 
 // Of two lanes that differ in `bit` one gets the sum of their `low`, the other that of their `high`.
 __device__ __forceinline__ float halved(float low, float high, int bit) {
@@ -204,10 +202,11 @@ __device__ __forceinline__ float halved(float low, float high, int bit) {
   return (upper ? high : low) + __shfl_xor_sync(~0u, upper ? low : high, bit);
 }
 
+using svexport::warp_sum;
+
 template <int K>
 __device__ __forceinline__ Sums<K> warp_sum(Sums<K> x) {
-#pragma unroll
-  for (int k = 0; k < K; ++k) x.at[k] = warp_sum(x.at[k]);
+  UNROLL for (int k = 0; k < K; ++k) x.at[k] = warp_sum(x.at[k]);
   return x;
 }
 
@@ -216,15 +215,13 @@ __device__ __forceinline__ float shared_sum(float x) { return warp_sum(x); }
 
 __device__ __forceinline__ Sums<2> shared_sum(const Sums<2>& x) {
   float sum = halved(x.at[0], x.at[1], 16);
-#pragma unroll
-  for (int o = 8; o; o /= 2) sum += __shfl_xor_sync(~0u, sum, o);
+  UNROLL for (int o = 8; o; o /= 2) sum += __shfl_xor_sync(~0u, sum, o);
   return {__shfl_sync(~0u, sum, 0), __shfl_sync(~0u, sum, 16)};
 }
 
 __device__ __forceinline__ Sums<3> shared_sum(const Sums<3>& x) {
   float sum = halved(halved(x.at[0], x.at[2], 16), x.at[1] + __shfl_xor_sync(~0u, x.at[1], 16), 8);
-#pragma unroll
-  for (int o = 4; o; o /= 2) sum += __shfl_xor_sync(~0u, sum, o);
+  UNROLL for (int o = 4; o; o /= 2) sum += __shfl_xor_sync(~0u, sum, o);
   return {__shfl_sync(~0u, sum, 0), __shfl_sync(~0u, sum, 8), __shfl_sync(~0u, sum, 16)};
 }
 
@@ -274,10 +271,8 @@ struct Kept {
   // Puts them there, all threads together, one column after another; for all of them behind a barrier.
   static __device__ __forceinline__ void share(int i, const AnyFloat& p, int shift, int d) {
     extern __shared__ float4 kept[];
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-#pragma unroll
-      for (int j = 0; j < N; ++j) {
+    UNROLL for (int k = 0; k < K; ++k) {
+      UNROLL for (int j = 0; j < N; ++j) {
         const int at = j * blockDim.x + threadIdx.x, column = k * blockDim.x * N + at - shift;
         auto* const to = kept + ((i * K + k) * (N / 4) + at % N / 4) * blockDim.x + at / N;
         reinterpret_cast<float*>(to)[at % 4] = p.get(column, static_cast<uint32_t>(column) < static_cast<uint32_t>(d));
@@ -285,8 +280,7 @@ struct Kept {
     }
   }
   static __device__ __forceinline__ void get(int i, int k, float (&to)[N]) {
-#pragma unroll
-    for (int j = 0; j < N; j += 4) {
+    UNROLL for (int j = 0; j < N; j += 4) {
       const float4 x = shared(i, k)[j / 4 * blockDim.x];
       to[j] = x.x, to[j + 1] = x.y, to[j + 2] = x.z, to[j + 3] = x.w;
     }

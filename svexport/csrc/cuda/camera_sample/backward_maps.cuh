@@ -12,8 +12,7 @@ __global__ void __launch_bounds__(256) camera_sample_backward_firsts_kernel(cons
   const int64_t pixel = static_cast<int64_t>(blockIdx.x) * 256 + threadIdx.x;
   const int count = pixel < r.pixels ? r.counts[pixel] : 0, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   int before = count;
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
+  UNROLL for (int offset = 1; offset < 32; offset *= 2) {
     const int other = __shfl_up_sync(~0u, before, offset);
     if (lane >= offset) before += other;
   }
@@ -132,8 +131,7 @@ __global__ void __launch_bounds__(kTileThreads, 3)
         const int sample = __shfl_sync(~0u, mine.link, i) >> 2;
         const int64_t query = sample / p.samples;
         const T* grad = static_cast<const T*>(r.grad_output.data) + query * p.channels + begin + lane;
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
+        UNROLL for (int j = 0; j < 2; ++j) {
           const float g = to_float(load_if<T, 1>(grad + 32 * j, channels_there >> j & 1).at[0]);
           const float factor = p.groups > 1 ? r.weights[static_cast<int64_t>(sample) * p.groups + group[j]] : 1;
           sum[j] = fmaf(weight * factor, g, sum[j]);
@@ -154,8 +152,7 @@ __global__ void __launch_bounds__(kTileThreads, 3)
         add(i, -weight, there & ~nans);
       }
     }
-#pragma unroll
-    for (int j = 0; j < 2; ++j) tile[(lane + 32 * j) * kPitch + pixel] = from_float<T>(sum[j]);
+    UNROLL for (int j = 0; j < 2; ++j) tile[(lane + 32 * j) * kPitch + pixel] = from_float<T>(sum[j]);
   }
   __syncthreads();
   T* out = static_cast<T*>(r.grad_maps[level]) + (static_cast<int64_t>(image) * p.channels + begin) * plane + first;
@@ -183,13 +180,10 @@ __global__ void __launch_bounds__(kTileThreads)
     const float* image = r.image + ((query * p.cams + camera) * static_cast<int>(p.points_of.d) + point) * 3;
     if (image[0] == 0 && image[1] == 0 && image[2] == 0) continue;  // not seen: wherever it is
     const Point at(p, b, q, point);
-#pragma unroll
-    for (int j = 0; j < 12; ++j) sum[j] += image[j / 4] * (j % 4 < 3 ? at.at[j % 4 < 3 ? j % 4 : 0] : 1);
+    UNROLL for (int j = 0; j < 12; ++j) sum[j] += image[j / 4] * (j % 4 < 3 ? at.at[j % 4 < 3 ? j % 4 : 0] : 1);
   }
-#pragma unroll
-  for (int j = 0; j < 12; ++j) {
-#pragma unroll
-    for (int lane = 16; lane > 0; lane /= 2) sum[j] += __shfl_xor_sync(~0u, sum[j], lane);
+  UNROLL for (int j = 0; j < 12; ++j) {
+    sum[j] = warp_sum(sum[j]);
     if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32][j] = sum[j];
   }
   __syncthreads();

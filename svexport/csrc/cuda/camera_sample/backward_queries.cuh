@@ -36,8 +36,7 @@ struct Backward {
 
 // The sums of runs of neighbouring lanes: for each lane those from lane `from` up to itself.
 __device__ __forceinline__ float scan(float x, int from) {
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
+  UNROLL for (int offset = 1; offset < 32; offset *= 2) {
     const float before = __shfl_up_sync(~0u, x, offset);
     if (static_cast<int>(threadIdx.x % 32) - offset >= from) x += before;
   }
@@ -90,29 +89,24 @@ __device__ __forceinline__ void write_place_gradient(const Params& p, const Back
   for (int point = threadIdx.x; point < static_cast<int>(p.points_of.d); point += kThreads) {
     float grad[3] = {};
     for (int camera = 0; camera < p.cams; ++camera) {
-#pragma unroll
-      for (int i = 0; i < 3; ++i) {
+      UNROLL for (int i = 0; i < 3; ++i) {
         const float g = image[(camera * static_cast<int>(p.points_of.d) + point) * 3 + i];
         if (g == 0) continue;  // not seen: whatever the matrix is
-#pragma unroll
-        for (int j = 0; j < 3; ++j) {
+        UNROLL for (int j = 0; j < 3; ++j) {
           const float m = p.lidar2img.get(b * p.lidar2img_stride[0] + camera * p.lidar2img_stride[1] +
                                           i * p.lidar2img_stride[2] + j * p.lidar2img_stride[3]);
           grad[j] = fmaf(g, m, grad[j]);
         }
       }
     }
-#pragma unroll
-    for (int j = 0; j < 3; ++j) {
+    UNROLL for (int j = 0; j < 3; ++j) {
       if (r.grad_offsets.data) r.grad_offsets.set((query * static_cast<int>(p.points_of.d) + point) * 3 + j, grad[j]);
       sum[j] += grad[j];
     }
   }
   if (!r.grad_points.data) return;
-#pragma unroll
-  for (int j = 0; j < 3; ++j) {
-#pragma unroll
-    for (int lane = 16; lane > 0; lane /= 2) sum[j] += __shfl_xor_sync(~0u, sum[j], lane);
+  UNROLL for (int j = 0; j < 3; ++j) {
+    sum[j] = warp_sum(sum[j]);
     if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32 * 3 + j] = sum[j];
   }
   __syncthreads();
@@ -177,8 +171,7 @@ __global__ void __launch_bounds__(kThreads, 4)
       if (r.any_map) {
         const int64_t image_of = static_cast<int64_t>(b) * p.cams + name.camera;
         const int64_t corner = r.first_pixel[name.level] + (image_of * map.height + place.top) * map.width + place.left;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
+        UNROLL for (int i = 0; i < 4; ++i) {
           Link link{0, -1, 0};
           if (r.grad_maps[name.level] && mine.inside >> i & 1) {
             link.pixel = static_cast<int>(corner + (i >> 1 ? map.width : 0) + (i & 1));
@@ -209,8 +202,7 @@ __global__ void __launch_bounds__(kThreads, 4)
         Pixels<T, N, kSplit, false> pixels[kParts];
         Vec<T, N> grads[kParts];
         int groups[kParts];
-#pragma unroll
-        for (int i = 0; i < kParts; ++i) {
+        UNROLL for (int i = 0; i < kParts; ++i) {
           const int first = begin + i * stride + (kSplit ? lane >> 1 : lane * N), channel = min(first, p.channels - N);
           const bool active = live && first == channel;
           const T* grad_at = static_cast<const T*>(r.grad_output.data) + query * p.channels + channel;
@@ -218,8 +210,7 @@ __global__ void __launch_bounds__(kThreads, 4)
           grads[i] = load_if<T, N>(grad_at, active);
           pixels[i].read(s, active ? s.inside : 0, s.at + channel_offset<T, kSplit>(s.sc, 0, channel), column);
         }
-#pragma unroll
-        for (int i = 0; i < kParts; ++i) {
+        UNROLL for (int i = 0; i < kParts; ++i) {
           if (begin + i * stride >= p.channels) break;
           const int group = groups[i];
           if (begin + i == 0 || p.groups > 1) {
@@ -228,8 +219,7 @@ __global__ void __launch_bounds__(kThreads, 4)
             weight = activate(p.softmax, logit, norm.x) * (p.softmax ? norm.y : 1);
           }
           float by_weight = 0, by_x = 0, by_y = 0;
-#pragma unroll
-          for (int n = 0; n < N; ++n) {
+          UNROLL for (int n = 0; n < N; ++n) {
             const float grad = to_float(grads[i].at[n]);
             float sum, dx, dy;
             if (kSplit) {
@@ -240,8 +230,7 @@ __global__ void __launch_bounds__(kThreads, 4)
               dy = (column ? fx : 1 - fx) * (below - above);
             } else {
               float u[4];
-#pragma unroll
-              for (int j = 0; j < 4; ++j) u[j] = pixels[i].at(j < pixels[i].kPixels ? j : 0, n);
+              UNROLL for (int j = 0; j < 4; ++j) u[j] = pixels[i].at(j < pixels[i].kPixels ? j : 0, n);
               sum = s.weight[0] * u[0] + s.weight[1] * u[1] + s.weight[2] * u[2] + s.weight[3] * u[3];
               dx = (1 - fy) * (u[1] - u[0]) + fy * (u[3] - u[2]);
               dy = (1 - fx) * (u[2] - u[0]) + fx * (u[3] - u[1]);

@@ -43,7 +43,6 @@ struct CameraSampleOptions {
 // weights: (B, Q, cams, points, L, G), any float type; cams, points and levels must collapse into one dimension
 // offsets: (B, Q, points, 3), any float type and strides, or dimensions of 1 that broadcast; null data: none
 // output: (B, Q, C), float32, float16 or bfloat16, any strides
-// tactic: the id of one of tactics.h; 0, or one that is not for these tensors: the cheapest.
 // Not supported: B above 65535, a stride of C, H or W above 2^30 bytes, no camera or no point.
 cudaError_t camera_sample(const CameraLevel* levels, int num_levels, const Tensor& reference_points,
                           const Tensor& lidar2img, const Tensor& weights, const Tensor& offsets,

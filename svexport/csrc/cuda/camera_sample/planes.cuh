@@ -58,14 +58,12 @@ __device__ __forceinline__ void add_zero(const Vec<__half, 8>& v, float& sum) {
   const __half2* pairs = reinterpret_cast<const __half2*>(&v);
   const __half2 zero = __floats2half2_rn(0, 0);
   __half2 total = zero;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) total = __hfma2(pairs[i], zero, total);
+  UNROLL for (int i = 0; i < 4; ++i) total = __hfma2(pairs[i], zero, total);
   sum += __low2float(total) + __high2float(total);
 }
 template <class T, int N>
 __device__ __forceinline__ void add_zero(const Vec<T, N>& v, float& sum) {
-#pragma unroll
-  for (int i = 0; i < N; ++i) sum = fmaf(to_float(v.at[i]), 0, sum);
+  UNROLL for (int i = 0; i < N; ++i) sum = fmaf(to_float(v.at[i]), 0, sum);
 }
 
 // Weights are of the type of the maps.
@@ -99,15 +97,13 @@ __global__ void __launch_bounds__(kPlaneThreads, 1)
     if (r.floats) {  // as they are, which is shorter
       const float* points_of = static_cast<const float*>(p.points.data) + b * p.points_stride[0];
       const float* offsets_of = static_cast<const float*>(p.offsets.data) + b * p.offsets_stride[0];
-#pragma unroll
-      for (int i = 0; i < 3; ++i) {
+      UNROLL for (int i = 0; i < 3; ++i) {
         raw[i] = load_if<float, 1>(points_of + (from + i * static_cast<uint32_t>(p.points_stride[2])), true).at[0];
         raw[3 + i] = load_if<float, 1>(offsets_of + (offset + i * static_cast<uint32_t>(p.offsets_stride[3])),
                                        p.has_offsets).at[0];
       }
     } else {
-#pragma unroll
-      for (int i = 0; i < 3; ++i) {
+      UNROLL for (int i = 0; i < 3; ++i) {
         raw[i] = p.points.get(b * p.points_stride[0] + from + i * p.points_stride[2]);
         raw[3 + i] = p.offsets.get(b * p.offsets_stride[0] + offset + i * p.offsets_stride[3], p.has_offsets);
       }
@@ -139,8 +135,7 @@ __global__ void __launch_bounds__(kPlaneThreads, 1)
     add_zero(v, nothing);
     if (nothing != 0) {  // infinite ones are not NaN
       bool any = false;
-#pragma unroll
-      for (int j = 0; j < kVector<T>; ++j) any |= to_float(v.at[j]) != to_float(v.at[j]);
+      UNROLL for (int j = 0; j < kVector<T>; ++j) any |= to_float(v.at[j]) != to_float(v.at[j]);
       if (any) atomicOr(nan + i / r.vectors / 32, 1u << i / r.vectors % 32);
     }
   };
@@ -151,13 +146,11 @@ __global__ void __launch_bounds__(kPlaneThreads, 1)
     const bool live = mine < r.at_once && first + mine < r.queries;
     const bool last_point = point + 1 == points, end = last_point && first + step >= r.queries;
     if (point == 0) {
-#pragma unroll
-      for (int i = 0; i < kVectors; ++i) vectors[i] = load_vector(threadIdx.x + i * kPlaneThreads);
+      UNROLL for (int i = 0; i < kVectors; ++i) vectors[i] = load_vector(threadIdx.x + i * kPlaneThreads);
     }
     const Point at(p, raw);
     if (part == 0) {
-#pragma unroll
-      for (int i = 0; i < 3; ++i) s.places[i][mine] = at.at[i];
+      UNROLL for (int i = 0; i < 3; ++i) s.places[i][mine] = at.at[i];
     }
     uint32_t cameras = 0;  // those that may see the point
     uint64_t bands = 0;    // and where, 4 bits each
@@ -166,8 +159,7 @@ __global__ void __launch_bounds__(kPlaneThreads, 1)
     for (int camera = part; camera < p.cams; camera += lanes, m += lanes) {
       const float4 rows[3] = {m[0][0], m[0][1], m[0][2]};
       float image[3];
-#pragma unroll
-      for (int i = 0; i < 3; ++i) image[i] = along(rows[i].x, rows[i].y, rows[i].z, rows[i].w, at);
+      UNROLL for (int i = 0; i < 3; ++i) image[i] = along(rows[i].x, rows[i].y, rows[i].z, rows[i].w, at);
       // None that counts is missed: width and height are larger by more than the divisions round.
       if (live & (image[2] > p.depth_eps) & (image[0] > 0) & (image[1] > 0) & (image[0] < image[2] * r.bounds[0]) &
           (image[1] < image[2] * r.bounds[1])) {
@@ -182,22 +174,19 @@ __global__ void __launch_bounds__(kPlaneThreads, 1)
     if (warp == 0) {  // where each place of the list begins
       constexpr int kOwn = kPlaneCams * kPlaneBands / 32;
       int counts[kOwn], total = 0;
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
+      UNROLL for (int i = 0; i < kOwn; ++i) {
         counts[i] = s.positions[lane * kOwn + i];
         total += counts[i];
       }
       int until = total;
-#pragma unroll
-      for (int other = 1; other < 32; other *= 2) {
+      UNROLL for (int other = 1; other < 32; other *= 2) {
         const int before = __shfl_up_sync(~0u, until, other);
         until += lane >= other ? before : 0;
       }
       int next = until - total;
       if (lane * kOwn % kPlaneBands == 0) s.starts[lane * kOwn / kPlaneBands] = next;
       if (lane == 31) s.starts[kPlaneCams] = until;
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
+      UNROLL for (int i = 0; i < kOwn; ++i) {
         s.positions[lane * kOwn + i] = next;
         next += counts[i];
       }
@@ -205,8 +194,7 @@ __global__ void __launch_bounds__(kPlaneThreads, 1)
     if (point == 0) {
       uint32_t* const nan = s.nan[chunk & 1];
       if (r.vectors > 0) {
-#pragma unroll
-        for (int i = 0; i < kVectors; ++i) check_vector(vectors[i], threadIdx.x + i * kPlaneThreads, nan);
+        UNROLL for (int i = 0; i < kVectors; ++i) check_vector(vectors[i], threadIdx.x + i * kPlaneThreads, nan);
         for (int i = threadIdx.x + kVectors * kPlaneThreads; i < min(r.at_once, r.queries - first) * r.vectors;
              i += kPlaneThreads) {
           check_vector(load_vector(i), i, nan);
@@ -252,8 +240,7 @@ __global__ void __launch_bounds__(kPlaneThreads, 1)
             logits + ((first + query) * static_cast<uint32_t>(p.weights_stride[1]) +
                       (own_camera * points + point) * p.num_levels * static_cast<uint32_t>(p.weights_stride[2]));
         Vec<T, kPlaneLevels> weights = load_if<T, kPlaneLevels>(of_view, r.fours);
-#pragma unroll
-        for (int l = 0; l < kPlaneLevels; ++l) {
+        UNROLL for (int l = 0; l < kPlaneLevels; ++l) {
           const bool there = !r.fours && l < p.num_levels;
           const Vec<T, 1> weight = load_if<T, 1>(of_view + l * static_cast<int>(p.weights_stride[2]), there);
           weights.at[l] = r.fours ? weights.at[l] : weight.at[0];
@@ -261,12 +248,10 @@ __global__ void __launch_bounds__(kPlaneThreads, 1)
         Projection seen;
         {
           Point place;
-#pragma unroll
-          for (int j = 0; j < 3; ++j) place.at[j] = s.places[j][query];
+          UNROLL for (int j = 0; j < 3; ++j) place.at[j] = s.places[j][query];
           const float4* rows = s.matrices[own_camera];
           float image[3];
-#pragma unroll
-          for (int j = 0; j < 3; ++j) image[j] = along(rows[j].x, rows[j].y, rows[j].z, rows[j].w, place);
+          UNROLL for (int j = 0; j < 3; ++j) image[j] = along(rows[j].x, rows[j].y, rows[j].z, rows[j].w, place);
           seen = divided(p, image[0], image[1], image[2]);
         }
         seen.u = own < count && seen.seen ? seen.u : -16;  // no pixel is near
@@ -278,8 +263,7 @@ __global__ void __launch_bounds__(kPlaneThreads, 1)
           const int camera = __shfl_sync(~0u, static_cast<int>(own_camera), of);
           T pixels[kPlaneLevels][kPlaneChannels][2];
           float fx[kPlaneLevels], fy[kPlaneLevels];
-#pragma unroll
-          for (int l = 0; l < kPlaneLevels; ++l) {
+          UNROLL for (int l = 0; l < kPlaneLevels; ++l) {
             // Rounded down by adding what has no bits behind the point.
             constexpr float kUnits = 12582912;
             const PlaneLevel map = s.levels[l];
@@ -291,23 +275,19 @@ __global__ void __launch_bounds__(kPlaneThreads, 1)
             const uint32_t width = p.levels[l].width, height = p.levels[l].height;
             const int at = camera * map.to_camera + py * (p.levels[l].sy / static_cast<int>(sizeof(T))) + px;
             const char* const pixel = map.data + at * static_cast<int64_t>(sizeof(T));
-#pragma unroll
-            for (int j = 0; j < 2; ++j) {
+            UNROLL for (int j = 0; j < 2; ++j) {
               const bool inside = px < width && py + j < height;
-#pragma unroll
-              for (int c = 0; c < kPlaneChannels; ++c) {
+              UNROLL for (int c = 0; c < kPlaneChannels; ++c) {
                 const char* const from = pixel + c * map.to_channel + j * p.levels[l].sy;
                 pixels[l][c][j] = load_if<T, 1>(reinterpret_cast<const T*>(from), inside).at[0];
               }
             }
           }
           float total = 0;
-#pragma unroll
-          for (int l = 0; l < kPlaneLevels; ++l) {
+          UNROLL for (int l = 0; l < kPlaneLevels; ++l) {
             const float across = column ? fx[l] : 1 - fx[l], down[2] = {(1 - fy[l]) * across, fy[l] * across};
             float sum[kPlaneChannels];
-#pragma unroll
-            for (int c = 0; c < kPlaneChannels; ++c) {
+            UNROLL for (int c = 0; c < kPlaneChannels; ++c) {
               sum[c] = fmaf(down[1], to_float(pixels[l][c][1]), down[0] * to_float(pixels[l][c][0]));
             }
             // Each column goes on with a channel.
@@ -334,8 +314,7 @@ __global__ void __launch_bounds__(kPlaneThreads, 1)
     if (last_point) {
       __syncwarp();
       for (int other = 1; other < lanes; other *= 2) {
-#pragma unroll
-        for (float& sum : sums) sum += __shfl_xor_sync(~0u, sum, other);
+        UNROLL for (float& sum : sums) sum += __shfl_xor_sync(~0u, sum, other);
       }
       if (live && part == 0) {
         if (s.nan[chunk & 1][mine / 32] >> mine % 32 & 1) sums[0] = sums[1] = NAN;

@@ -36,8 +36,7 @@ __global__ void __launch_bounds__(kThreads, kOthers ? 4 : kSplit ? 8 : 7)
 
   int channel[kParts], group[kParts];
   float sum[kParts][N] = {};
-#pragma unroll
-  for (int i = 0; i < kParts; ++i) {
+  UNROLL for (int i = 0; i < kParts; ++i) {
     // those beyond the end repeat the last and are not written
     channel[i] = min(begin + i * stride + (kSplit ? lane >> 1 : lane * N), p.channels - N);
     group[i] = p.group_channels.divide(channel[i]);
@@ -76,20 +75,17 @@ __global__ void __launch_bounds__(kThreads, kOthers ? 4 : kSplit ? 8 : 7)
       const auto read = [&](auto* stored, auto pool) {
         using S = element_t<decltype(stored)>;
         Pixels<S, N, kSplit, pool.value, kAsIntegers && sizeof(S) == 1 && !pool.value> pixels[kParts];
-#pragma unroll
-        for (int i = 0; i < kParts; ++i) {
+        UNROLL for (int i = 0; i < kParts; ++i) {
           const char* from = s.at + channel_offset<S, kSplit>(s.sc, map.block_shift, channel[i]);
           pixels[i].read(s, begin + i * stride < end ? inside : 0, from, column);
         }
-#pragma unroll
-        for (int i = 0; i < kParts; ++i) {
+        UNROLL for (int i = 0; i < kParts; ++i) {
           factor[i] = i == 0 ? s.factor : factor[0];
           if (simple || (i > 0 && p.groups == 1)) continue;
           const float logit = p.weights.get(logits + s.index * p.weights_stride[2] + group[i] * p.weights_stride[3]);
           factor[i] = activate(p.softmax, logit, norms[group[i] - first_group].x);
         }
-#pragma unroll
-        for (int i = 0; i < kParts; ++i) pixels[i].sum(s, column, v[i]);
+        UNROLL for (int i = 0; i < kParts; ++i) pixels[i].sum(s, column, v[i]);
       };
       F* stored = nullptr;
       int8_t* codes = nullptr;
@@ -102,10 +98,8 @@ __global__ void __launch_bounds__(kThreads, kOthers ? 4 : kSplit ? 8 : 7)
       } else {
         read(codes, std::true_type{});
       }
-#pragma unroll
-      for (int i = 0; i < kParts; ++i) {
-#pragma unroll
-        for (int n = 0; n < N; ++n) {
+      UNROLL for (int i = 0; i < kParts; ++i) {
+        UNROLL for (int n = 0; n < N; ++n) {
           if (kSplit) v[i][n] += __shfl_xor_sync(~0u, v[i][n], 1);  // here, where all lanes come: rows differ in levels
           // Integers are 0 where there is nothing, and never NaN.
           const bool counts = (kCodes && kAsIntegers) || (live && v[i][n] == v[i][n]);
@@ -116,10 +110,8 @@ __global__ void __launch_bounds__(kThreads, kOthers ? 4 : kSplit ? 8 : 7)
   }
 
   // The sums of the rows, in order.
-#pragma unroll
-  for (int i = 0; i < kParts; ++i) {
-#pragma unroll
-    for (int n = 0; n < N; ++n) {
+  UNROLL for (int i = 0; i < kParts; ++i) {
+    UNROLL for (int n = 0; n < N; ++n) {
       const int c = i * stride + (kSplit ? lane >> 1 : lane * N) + n;
       if (!kSplit || column == 0) sums[row * chunk + c] = sum[i][n];
     }

@@ -63,8 +63,7 @@ struct Matrix {
 
   __device__ __forceinline__ Matrix(const Params& p, int64_t b, uint32_t camera) {
     const int64_t from = b * p.lidar2img_stride[0] + camera * p.lidar2img_stride[1];
-#pragma unroll
-    for (int i = 0; i < 12; ++i) {
+    UNROLL for (int i = 0; i < 12; ++i) {
       at[i] = p.lidar2img.get(from + i / 4 * p.lidar2img_stride[2] + i % 4 * p.lidar2img_stride[3]);
     }
   }
@@ -78,8 +77,7 @@ struct Point {
   __device__ __forceinline__ Point(const Params& p, int64_t b, int64_t q, uint32_t point) {
     const int64_t from = b * p.offsets_stride[0] + q * p.offsets_stride[1] + point * p.offsets_stride[2];
     float raw[6];
-#pragma unroll
-    for (int i = 0; i < 3; ++i) {
+    UNROLL for (int i = 0; i < 3; ++i) {
       raw[i] = p.points.get(b * p.points_stride[0] + q * p.points_stride[1] + i * p.points_stride[2]);
       raw[3 + i] = p.offsets.get(from + i * p.offsets_stride[3], p.has_offsets);
     }
@@ -87,8 +85,7 @@ struct Point {
   }
   // Of a place in the range and an offset, or 0.
   __device__ __forceinline__ Point(const Params& p, const float (&raw)[6]) {
-#pragma unroll
-    for (int i = 0; i < 3; ++i) at[i] = __fadd_rn(__fadd_rn(__fmul_rn(raw[i], p.span[i]), p.low[i]), raw[3 + i]);
+    UNROLL for (int i = 0; i < 3; ++i) at[i] = __fadd_rn(__fadd_rn(__fmul_rn(raw[i], p.span[i]), p.low[i]), raw[3 + i]);
   }
 };
 
@@ -119,8 +116,9 @@ __device__ __forceinline__ Projection divided(const Params& p, float x, float y,
 
 __device__ __forceinline__ Projection project(const Params& p, const Matrix& m, const Point& point) {
   float image[3];
-#pragma unroll
-  for (int i = 0; i < 3; ++i) image[i] = along(m.at[4 * i], m.at[4 * i + 1], m.at[4 * i + 2], m.at[4 * i + 3], point);
+  UNROLL for (int i = 0; i < 3; ++i) {
+    image[i] = along(m.at[4 * i], m.at[4 * i + 1], m.at[4 * i + 2], m.at[4 * i + 3], point);
+  }
   return divided(p, image[0], image[1], image[2]);
 }
 
@@ -165,8 +163,7 @@ __device__ __forceinline__ Sample sample_at(const Level& map, const Place& place
   s.sy = map.sy;
   s.sx = map.sx;
   const float scale = integers ? 1 : map.scale, weight[2] = {(1 - place.fx) * scale, place.fx * scale};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) s.weight[i] = (i >> 1 ? place.fy : 1 - place.fy) * weight[i & 1];
+  UNROLL for (int i = 0; i < 4; ++i) s.weight[i] = (i >> 1 ? place.fy : 1 - place.fy) * weight[i & 1];
   if (integers) {
     const CodeWeights codes(s.weight[0], s.weight[1], s.weight[2], s.weight[3]);
     s.weight[0] = codes.upper, s.weight[1] = codes.lower, s.weight[2] = map.scale / CodeWeights::kOne;
@@ -198,13 +195,11 @@ struct Pixels {
   Vec<T, N> v[kPixels][kReads];
 
   __device__ __forceinline__ void read(const Sample& s, uint32_t inside, const char* at, int column) {
-#pragma unroll
-    for (int i = 0; i < kPixels; ++i) {
+    UNROLL for (int i = 0; i < kPixels; ++i) {
       const int row = kSplit ? i : i >> 1, col = kSplit ? column : i & 1;
       const char* pixel = at + (row ? static_cast<int64_t>(s.sy) << kPool : 0) +
                           (col ? static_cast<int64_t>(s.sx) << kPool : 0);
-#pragma unroll
-      for (int j = 0; j < kReads; ++j) {
+      UNROLL for (int j = 0; j < kReads; ++j) {
         const char* from = pixel + (j >> 1 ? s.sy : 0) + (j & 1 ? s.sx : 0);
         v[i][j] = load_if<T, N>(reinterpret_cast<const T*>(from), inside >> (2 * row + col) & 1);
       }
@@ -214,21 +209,16 @@ struct Pixels {
   __device__ __forceinline__ void sum(const Sample& s, int column, float (&sums)[N]) const {
     if constexpr (INTEGERS) {
       const Vec<T, N> codes[] = {v[0][0], v[1][0], v[2][0], v[3][0]};
-#pragma unroll
-      for (int n = 0; n < N; ++n) sums[n] = 0;
+      UNROLL for (int n = 0; n < N; ++n) sums[n] = 0;
       add_scaled(sums, s.weight[2], CodeWeights(s.weight[0], s.weight[1]), codes);
       return;
     }
-#pragma unroll
-    for (int i = 0; i < kPixels; ++i) {
+    UNROLL for (int i = 0; i < kPixels; ++i) {
       const float weight = kSplit ? (column ? s.weight[2 * i + 1] : s.weight[2 * i]) : s.weight[i];
       float x[kReads][N];
-#pragma unroll
-      for (int j = 0; j < kReads; ++j) to_floats(v[i][j], x[j]);
-#pragma unroll
-      for (int n = 0; n < N; ++n) {
-#pragma unroll
-        for (int j = 1; j < kReads; ++j) x[0][n] = larger(x[j][n], x[0][n]);
+      UNROLL for (int j = 0; j < kReads; ++j) to_floats(v[i][j], x[j]);
+      UNROLL for (int n = 0; n < N; ++n) {
+        UNROLL for (int j = 1; j < kReads; ++j) x[0][n] = larger(x[j][n], x[0][n]);
         sums[n] = i == 0 ? weight * x[0][n] : fmaf(weight, x[0][n], sums[n]);
       }
     }
@@ -296,8 +286,7 @@ __device__ __forceinline__ int position(bool valid, int* counts, int& total) {
   __syncthreads();
   int before = __popc(ballot & ((1u << threadIdx.x % 32) - 1));
   total = 0;
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w) {
+  UNROLL for (int w = 0; w < kWarps; ++w) {
     before += w < threadIdx.x / 32 ? counts[w] : 0;
     total += counts[w];
   }

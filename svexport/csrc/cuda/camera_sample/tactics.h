@@ -1,12 +1,26 @@
-// The ways to run camera_sample and which is the cheapest. Host C++, no CUDA.
+// What is asked of camera_sample, the ways to run it and which is the cheapest. Host C++, no CUDA.
 #pragma once
 
 #include <algorithm>
 
-#include "camera_sample/problem.h"
+#include "fields.h"
 #include "planner.h"
 
 namespace svexport::camera {
+
+struct Figures;
+
+// `points` of each of `queries` of an image, on so many levels of maps of `channels`.
+struct Problem {
+  static constexpr const char* kOp = "camera_sample";
+  using Figures = camera::Figures;
+  int64_t images = 1, queries = 0, points = 1, levels = 1, channels = 0;  // channels 0: not known ahead of time
+  int32_t item_size = 4;                                                  // of an element of the output
+  int32_t vectors = 0;  // whether the channels of a group are whole vectors of 16 bytes, at multiples of these
+  int32_t planes = 0;   // whether maps, weights and attributes are those that the kernel of planes reads
+
+  SVEXPORT_EACH(images, queries, points, levels, channels, item_size, vectors, planes)
+};
 
 constexpr int kThreads = 128;           // of a block that has a query
 constexpr int kPasses = 2;              // channels of a thread that reads them one by one

@@ -58,14 +58,12 @@ __global__ void __launch_bounds__(kThreads)
       const int channel = (part.offset_group() + i / kPixels) * g.per_offset_group + c;
       const F* const from = image + (sizeof(F) == 1 ? g.channel(channel) : channel);
       Vec<F, V> v[4];
-#pragma unroll
-      for (int k = 0; k < 4; ++k) v[k] = read_pixel<V>(opaque(from), at.at[k]);
+      UNROLL for (int k = 0; k < 4; ++k) v[k] = read_pixel<V>(opaque(from), at.at[k]);
       float sum[V] = {};
       if constexpr (kIntegers<F, T, V>) {
         add_scaled(sum, tap.z / CodeWeights::kOne, {b.factor(0), b.factor(1), b.factor(2), b.factor(3)}, v);
       } else {
-#pragma unroll
-        for (int k = 0; k < 4; ++k) add_scaled(sum, b.factor(k) * tap.z, v[k]);
+        UNROLL for (int k = 0; k < 4; ++k) add_scaled(sum, b.factor(k) * tap.z, v[k]);
       }
       if (row < part.rows) store(columns + part.column(row, __float_as_int(tap.w), channel), rounded<T, V>(sum));
     }
@@ -95,30 +93,23 @@ __global__ void __launch_bounds__(kThreads)
       T* const column = columns + part.column(row, n, channel);
       const Vec<T, V> grads = load<T, V>(column);
       Vec<T, V> v[4];
-#pragma unroll
-      for (int k = 0; k < 4; ++k) v[k] = read_pixel<V>(input + n * g.image + channel, at.at[k]);
+      UNROLL for (int k = 0; k < 4; ++k) v[k] = read_pixel<V>(input + n * g.image + channel, at.at[k]);
       float grad[V], dot[4] = {};
-#pragma unroll
-      for (int e = 0; e < V; ++e) grad[e] = to_float(grads.at[e]);
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-#pragma unroll
-        for (int e = 0; e < V; ++e) dot[k] = fmaf(grad[e], to_float(v[k].at[e]), dot[k]);
+      UNROLL for (int e = 0; e < V; ++e) grad[e] = to_float(grads.at[e]);
+      UNROLL for (int k = 0; k < 4; ++k) {
+        UNROLL for (int e = 0; e < V; ++e) dot[k] = fmaf(grad[e], to_float(v[k].at[e]), dot[k]);
       }
       sums.add(b, dot);
       if (replace) {
         float sum[V] = {};
-#pragma unroll
-        for (int k = 0; k < 4; ++k) add_scaled(sum, b.factor(k) * tap.z, v[k]);
+        UNROLL for (int k = 0; k < 4; ++k) add_scaled(sum, b.factor(k) * tap.z, v[k]);
         store(column, rounded<T, V>(sum));
       }
       if (!grad_input.data) continue;
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
+      UNROLL for (int k = 0; k < 4; ++k) {
         if (at.at[k] == kOutside) continue;
         float share[V];
-#pragma unroll
-        for (int e = 0; e < V; ++e) share[e] = b.factor(k) * tap.z * grad[e];
+        UNROLL for (int e = 0; e < V; ++e) share[e] = b.factor(k) * tap.z * grad[e];
         grad_input.add(n * g.image + static_cast<int64_t>(at.at[k]) * kVector<T> + channel, share);
       }
     }

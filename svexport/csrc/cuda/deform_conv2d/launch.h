@@ -44,7 +44,6 @@ size_t deform_conv2d_scratch(const Tensor& input, const Tensor& offset, const Te
 // also in CHW32 or CHW4, (N, ceil(C/V), H, W, V) for V = 32 or 4; offset: (N, 2*offset_groups*kH*kW, oH, oW), mask:
 // (N, offset_groups*kH*kW, oH, oW) or absent and bias: (O) or absent, each of any of the three types; all of any strides.
 // output: (N, O, oH, oW), the type of weight, contiguous.
-// tactic: the id of one of tactics.h; 0, or one that is not for these tensors: the cheapest.
 cudaError_t deform_conv2d(const Tensor& input, const Tensor& offset, const Tensor& weight, const Tensor& bias,
                           const Tensor& mask, const Tensor& output, const DeformConv2d& conv, int32_t tactic,
                           void* workspace, cudaStream_t stream);

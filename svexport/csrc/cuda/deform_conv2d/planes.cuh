@@ -44,8 +44,7 @@ __global__ void __launch_bounds__(kThreads) planes_kernel(const __grid_constant_
   float mask[kGroups];
   Pixels pixels[kGroups];
   Between b[kGroups];
-#pragma unroll
-  for (int i = 0; i < kGroups; ++i) {
+  UNROLL for (int i = 0; i < kGroups; ++i) {
     const Tap t = p.get(g, a.offset, a.mask);
     mask[i] = t.mask;
     b[i] = locate(t, g, pixels[i]);
@@ -54,20 +53,16 @@ __global__ void __launch_bounds__(kThreads) planes_kernel(const __grid_constant_
   constexpr bool kCodes = sizeof(F) == 1;
   const F* const from = a.input + p.n * g.image + (kCodes ? 0 : channel * g.block);
   Vec<F, 1> v[kChannels][4];
-#pragma unroll
-  for (int c = 0; c < kChannels; ++c) {
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
+  UNROLL for (int c = 0; c < kChannels; ++c) {
+    UNROLL for (int k = 0; k < 4; ++k) {
       const unsigned at = pixels[c % kGroups].at[k];
       v[c][k] = load_if<F, 1>(from + (kCodes ? g.channel(channel + c) : c * g.block) + at, c < count && at != kOutside);
     }
   }
   T* const to = a.column(p.n, channel);
-#pragma unroll
-  for (int c = 0; c < kChannels; ++c) {
+  UNROLL for (int c = 0; c < kChannels; ++c) {
     float sum[1] = {};
-#pragma unroll
-    for (int k = 0; k < 4; ++k) add_scaled(sum, b[c % kGroups].factor(k) * mask[c % kGroups], v[c][k]);
+    UNROLL for (int k = 0; k < 4; ++k) add_scaled(sum, b[c % kGroups].factor(k) * mask[c % kGroups], v[c][k]);
     if (c < count) to[c * g.taps * a.pitch] = from_float<T>(sum[0]);
   }
   // The product reads whole 16 bytes: zeros behind the last pixel.
@@ -97,19 +92,16 @@ __global__ void __launch_bounds__(kThreads)
   for (int c = 0; c < g.per_offset_group; ++c, at += g.block, column += g.taps * a.pitch) {
     const float grad = to_float(*column);
     Vec<T, 1> v[4];
-#pragma unroll
-    for (int k = 0; k < 4; ++k) v[k] = load_if<T, 1>(a.input + at + pixels.at[k], pixels.at[k] != kOutside);
+    UNROLL for (int k = 0; k < 4; ++k) v[k] = load_if<T, 1>(a.input + at + pixels.at[k], pixels.at[k] != kOutside);
     float dot[4], sum[1] = {};
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
+    UNROLL for (int k = 0; k < 4; ++k) {
       dot[k] = grad * to_float(v[k].at[0]);
       add_scaled(sum, b.factor(k) * t.mask, v[k]);
     }
     sums.add(b, dot);
     if (replace) *column = from_float<T>(sum[0]);
     if (!grad_input.data) continue;
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
+    UNROLL for (int k = 0; k < 4; ++k) {
       const float share[1] = {b.factor(k) * t.mask * grad};
       if (pixels.at[k] != kOutside) grad_input.add(at + pixels.at[k], share);
     }

@@ -1,12 +1,27 @@
-// The ways to make the columns of deform_conv2d and which is the cheapest. Host C++, no CUDA.
+// What is asked of deform_conv2d, the ways to make its columns and which is the cheapest. Host C++, no CUDA.
 #pragma once
 
 #include <algorithm>
 
-#include "deform_conv2d/problem.h"
+#include "fields.h"
 #include "planner.h"
 
 namespace svexport::deform {
+
+struct Figures;
+
+struct Problem {
+  static constexpr const char* kOp = "deform_conv2d";
+  using Figures = deform::Figures;
+  int64_t images = 1, pixels = 0;  // pixels: of an output
+  int64_t taps = 1, channels = 1, offset_groups = 1;
+  int64_t input_bytes = 0;
+  int32_t packed = 0;  // whether the input is packed as it is
+  int32_t runs = 1;    // whether packing is of runs of 16 bytes and more, or of zeros mostly
+  int32_t planes = 1;  // whether the kernel of planes counts the elements of an image: below 2^32
+
+  SVEXPORT_EACH(images, pixels, taps, channels, offset_groups, input_bytes, packed, runs, planes)
+};
 
 constexpr int kThreads = 256;     // of a block
 constexpr int kPixels = 32;       // output pixels of a block, packed; of planes a thread has one

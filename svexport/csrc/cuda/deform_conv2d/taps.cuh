@@ -1,7 +1,7 @@
 // What a tap of a deformable convolution reads, and the gradient of that.
 #pragma once
 
-#include "accumulate.cuh"
+#include "bilinear.cuh"
 #include "deform_conv2d/launch.h"
 #include "deform_conv2d/tactics.h"
 
@@ -85,8 +85,7 @@ __device__ __forceinline__ Between locate(const Tap& tap, const Geometry& g, Pix
   // Unsigned, so that what is before the first pixel is past the last one too.
   const unsigned column = near ? static_cast<int>(left) : -2, row = static_cast<int>(top);
   const unsigned first = row * g.row + column * g.column;
-#pragma unroll
-  for (unsigned i = 0; i < 4; ++i) {
+  UNROLL for (unsigned i = 0; i < 4; ++i) {
     const bool inside = column + i % 2 < g.width && row + i / 2 < g.height;
     pixels.at[i] = inside ? first + i / 2 * g.row + i % 2 * g.column : kOutside;
   }
@@ -117,8 +116,7 @@ struct TapGradients {
   __device__ __forceinline__ void add(const Between& b, const float (&dot)[4]) {
     x += (1 - b.y) * (dot[1] - dot[0]) + b.y * (dot[3] - dot[2]);
     y += (1 - b.x) * (dot[2] - dot[0]) + b.x * (dot[3] - dot[1]);
-#pragma unroll
-    for (int k = 0; k < 4; ++k) mask += b.factor(k) * dot[k];
+    UNROLL for (int k = 0; k < 4; ++k) mask += b.factor(k) * dot[k];
   }
   // p: the place of the output pixel among those of its image.
   __device__ __forceinline__ void write(const AnyFloat& grad_offset, const AnyFloat& grad_mask, const Geometry& g, int n,

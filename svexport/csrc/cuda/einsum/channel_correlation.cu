@@ -1,7 +1,5 @@
 // y, the sum of x z over positions.
 #include "einsum/channels.cuh"
-#include "overlap.cuh"
-#include "planned.cuh"
 
 namespace svexport::einsum {
 namespace {
@@ -48,22 +46,19 @@ class Fetch {
   // To shared memory, without waiting.
   __device__ __forceinline__ void copy(char* slot) const {
     const T* from = from_;
-#pragma unroll
-    for (int i = 0; i < kRows; i += kApart, from += next_) {
+    UNROLL for (int i = 0; i < kRows; i += kApart, from += next_) {
       copy_word<Word<T, kWide>>(slot + to_ + i * 16, i < rows_ ? from : data_, i < rows_);
     }
   }
   // By way of registers, where a copy would be of fewer than 4 bytes.
   __device__ __forceinline__ void read() {
     const T* from = from_;
-#pragma unroll
-    for (int i = 0; i < kRows; i += kApart, from += next_) {
+    UNROLL for (int i = 0; i < kRows; i += kApart, from += next_) {
       values_[i / kApart] = load_if<Word<T, kWide>, 1>(reinterpret_cast<const Word<T, kWide>*>(from), i < rows_).at[0];
     }
   }
   __device__ __forceinline__ void write(char* slot) const {
-#pragma unroll
-    for (int i = 0; i < kRows; i += kApart) {
+    UNROLL for (int i = 0; i < kRows; i += kApart) {
       *reinterpret_cast<Word<T, kWide>*>(slot + to_ + i * 16) = values_[i / kApart];
     }
   }
@@ -148,13 +143,11 @@ __global__ void __launch_bounds__(kCompiled ? kCorrelating : 32, 1)
       for (int i = 0; i < count; ++i, advance()) {
         wait_for(fetched + slot * 8, turn);
         char* const columns = shared + slot * kSlotBytes<T> + kTallBytes;
-#pragma unroll
-        for (int k = thread - kFetching<T>; k < kFetchPieces * kNarrow; k += kSplitting) {
+        UNROLL for (int k = thread - kFetching<T>; k < kFetchPieces * kNarrow; k += kSplitting) {
           auto* const here = reinterpret_cast<uint32_t*>(columns + k / kNarrow * kPiecePitch<kNarrow> + k % kNarrow * 16);
           auto v = load<uint32_t, 4>(here);
           Vec<uint32_t, 4> rest;
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
+          UNROLL for (int e = 0; e < 4; ++e) {
             const Parts both = parts(__uint_as_float(v.at[e]));
             v.at[e] = both.big;
             rest.at[e] = both.small;
@@ -178,10 +171,8 @@ __global__ void __launch_bounds__(kCompiled ? kCorrelating : 32, 1)
     const char* const rows = shared + slot * kSlotBytes<T> + (warp * 16 + group) * 16 + pair * 4;
     const uint32_t columns = shared_address(shared + slot * kSlotBytes<T> + kTallBytes);
     uint32_t x[kSteps][4], small[kSteps][4];
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
+    UNROLL for (int s = 0; s < kSteps; ++s) {
+      UNROLL for (int e = 0; e < 4; ++e) {
         const char* const at = rows + (s * 2 + e / 2) * kPiecePitch<kTall> + e % 2 * 128;
         if constexpr (kSize == 4) {
           cut(*reinterpret_cast<const float*>(at), x[s][e], small[s][e]);
@@ -195,8 +186,7 @@ __global__ void __launch_bounds__(kCompiled ? kCorrelating : 32, 1)
     hold(part);
     begin_products();
     const int adds = i % kLongSum;
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
+    UNROLL for (int s = 0; s < kSteps; ++s) {
       const uint64_t b = matrix_at(columns + s * 2 * kPiecePitch<kNarrow>, kPiecePitch<kNarrow>);
       if constexpr (kSize == 4) {
         wgmma<T>(part, small[s], b, adds | s);
@@ -211,19 +201,16 @@ __global__ void __launch_bounds__(kCompiled ? kCorrelating : 32, 1)
     hold(part);
     arrive_for_warp(empty + slot * 8, lane);
     if (adds == kLongSum - 1 || i + 1 == count) {  // tensor cores cut off what does not fit into a long sum
-#pragma unroll
-      for (int e = 0; e < 4 * J; ++e) sums[e / 4][e % 4] += part[e / 4][e % 4];
+      UNROLL for (int e = 0; e < 4 * J; ++e) sums[e / 4][e % 4] += part[e / 4][e % 4];
     }
   }
 
   const int row = row0 + warp * 16 + group, column = column0 + pair * 2;
   if constexpr (kSize == 4) {  // parts of what is not finite add up to something else
     float zero = 0.0f;
-#pragma unroll
-    for (int e = 0; e < 4 * J; ++e) zero = fmaf(sums[e / 4][e % 4], 0.0f, zero);
+    UNROLL for (int e = 0; e < 4 * J; ++e) zero = fmaf(sums[e / 4][e % 4], 0.0f, zero);
     if (!(zero == 0.0f)) {
-#pragma unroll
-      for (int e = 0; e < 4 * J; ++e) sums[e / 4][e % 4] = 0.0f;
+      UNROLL for (int e = 0; e < 4 * J; ++e) sums[e / 4][e % 4] = 0.0f;
 #pragma unroll 1
       for (int i = 0; i < count; ++i) {
         int64_t sample;
@@ -233,12 +220,10 @@ __global__ void __launch_bounds__(kCompiled ? kCorrelating : 32, 1)
           const auto* const x = reinterpret_cast<const float*>(a.rows.data) + sample * a.rows.strides[0] + at;
           const auto* const z = reinterpret_cast<const float*>(a.columns.data) + sample * a.columns.strides[0] + at;
           float left[2];
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
+          UNROLL for (int e = 0; e < 2; ++e) {
             left[e] = load_if<float, 1>(x + (row + e * 8) * a.rows.strides[1], row + e * 8 < a.rows.channels).at[0];
           }
-#pragma unroll
-          for (int e = 0; e < 2 * J; ++e) {
+          UNROLL for (int e = 0; e < 2 * J; ++e) {
             const int c = column + e / 2 * 8 + e % 2;
             const float right = load_if<float, 1>(z + c * a.columns.strides[1], c < a.columns.channels).at[0];
             sums[e / 2][e % 2] = fmaf(left[0], right, sums[e / 2][e % 2]);
@@ -249,8 +234,7 @@ __global__ void __launch_bounds__(kCompiled ? kCorrelating : 32, 1)
     }
   }
   float* const to = a.parts + static_cast<int64_t>(blockIdx.x) * a.rows.channels * a.columns.channels;
-#pragma unroll
-  for (int e = 0; e < 4 * J; ++e) {
+  UNROLL for (int e = 0; e < 4 * J; ++e) {
     const int r = row + e / 2 % 2 * 8, c = column + e / 4 * 8 + e % 2;
     if (r < a.rows.channels && c < a.columns.channels) to[r * a.columns.channels + c] = sums[e / 4][e % 4];
   }
@@ -264,29 +248,18 @@ cudaError_t run_channel_correlation(const Call& call) {
   const bool swapped = call.x.sizes[2] < call.z.sizes[2];
   const Tensor &rows = swapped ? call.z : call.x, &columns = swapped ? call.x : call.z, &y = call.y;
   const Correlated divided(call.problem, call.gpu);
-  const Correlation a{side(rows),
-                      side(columns),
-                      call.problem.rows,
-                      Divider(divided.fetches / call.problem.outer),
-                      static_cast<int>(divided.fetches),
-                      ceil_div(static_cast<int>(columns.sizes[2]), kNarrow),
+  const Correlation a{side(rows), side(columns), call.problem.rows, Divider(divided.fetches / call.problem.outer),
+                      int_of(divided.fetches), ceil_div(int_of(columns.sizes[2]), kNarrow),
                       static_cast<float*>(call.workspace)};
-  const Launch& l = call.launch;
   return dispatch_float(y.dtype, [&](auto* pointer) {
     using T = element_t<decltype(pointer)>;
     static_assert(kSlotBytes<T> == slot_bytes(sizeof(T)));
-    const cudaError_t status = dispatch_wide(call.problem.aligned, [&](auto wide) {
-      const auto kernel = correlation_kernel<T, wide.value>;
-      const cudaError_t prepared = prepare(kernel, l);
-      return prepared == cudaSuccess ? launch_planned(kernel, l, false, call.stream, a) : prepared;
+    const cudaError_t status = with_constant<4, 2, 1>(call.problem.aligned, [&](auto wide) {
+      return launch_compiled(correlation_kernel<T, wide.value>, call, a);
     });
     if (status != cudaSuccess) return status;
-    const PartedSum sum{a.parts,
-                        static_cast<int>(l.blocks()),
-                        {1, rows.sizes[2], 1, columns.sizes[2]},
-                        {0, y.strides[swapped ? 3 : 1], 0, y.strides[swapped ? 1 : 3]},
-                        y.data,
-                        y.dtype};
+    const PartedSum sum{a.parts, int_of(call.launch.blocks()), {1, rows.sizes[2], 1, columns.sizes[2]},
+                        {0, y.strides[swapped ? 3 : 1], 0, y.strides[swapped ? 1 : 3]}, y.data, y.dtype};
     return add_up(sum, call.stream);
   });
 }

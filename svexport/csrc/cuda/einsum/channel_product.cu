@@ -1,6 +1,5 @@
 // z, the sum of x y over channels.
 #include "einsum/channels.cuh"
-#include "planned.cuh"
 
 namespace svexport::einsum {
 namespace {
@@ -54,20 +53,16 @@ __device__ __forceinline__ void copy_piece(char* to, const char* from, const cha
 // The sums of a lane by products of floats, one after the other. x: its first position, of `count` that there are.
 template <int J>
 __device__ __forceinline__ void exact(const Product& p, const float* x, int64_t count, int column, float (&sums)[2][J][4]) {
-#pragma unroll
-  for (int i = 0; i < 8 * J; ++i) sums[i / 4 / J][i / 4 % J][i % 4] = 0.0f;
+  UNROLL for (int i = 0; i < 8 * J; ++i) sums[i / 4 / J][i / 4 % J][i % 4] = 0.0f;
 #pragma unroll 1
   for (int k = 0; k < p.x.channels; ++k) {
     float left[4];
-#pragma unroll
-    for (int e = 0; e < 4; ++e) left[e] = load_if<float, 1>(x + k * p.x.strides[1] + e, e < count).at[0];
+    UNROLL for (int e = 0; e < 4; ++e) left[e] = load_if<float, 1>(x + k * p.x.strides[1] + e, e < count).at[0];
     const float* const y = reinterpret_cast<const float*>(p.y) + k * p.y_strides[0];
-#pragma unroll
-    for (int j = 0; j < 2 * J; ++j) {
+    UNROLL for (int j = 0; j < 2 * J; ++j) {
       const int d = column + j / 2 * 8 + j % 2;
       const float right = load_if<float, 1>(y + d * p.y_strides[1], d < p.z.channels).at[0];
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
+      UNROLL for (int e = 0; e < 4; ++e) {
         float& sum = sums[e / 2][j / 2][e % 2 * 2 + j % 2];
         sum = fmaf(left[e], right, sum);
       }
@@ -85,13 +80,11 @@ __device__ __forceinline__ void read_factor(const Product& p, int column0, int c
   const auto column = [](int i) { return kAlong ? i / 16 % N : i % N; };
   for (int i0 = threadIdx.x; i0 < channels * N; i0 += kReads * blockDim.x) {
     T v[kReads];
-#pragma unroll
-    for (int k = 0; k < kReads; ++k) {
+    UNROLL for (int k = 0; k < kReads; ++k) {
       const int i = i0 + k * blockDim.x, c = channel(i), d = column0 + column(i);
       v[k] = load_if<T, 1>(y + (c * p.y_strides[0] + d * p.y_strides[1]), c < p.x.channels && d < p.z.channels).at[0];
     }
-#pragma unroll
-    for (int k = 0; k < kReads; ++k) {
+    UNROLL for (int k = 0; k < kReads; ++k) {
       const int i = i0 + k * blockDim.x, c = channel(i);
       if (i >= channels * N) continue;
       char* const to = shared + (c / kPiece * N + column(i)) * 16 + c % kPiece * static_cast<int>(sizeof(T));
@@ -153,8 +146,7 @@ __global__ void __launch_bounds__(kCompiled ? most_teams(N) * kTogether * 32 : 3
       char* const to = fetched + stage * kFetchBytes<T> + part * kPitch<T>;
       const auto copy = [&](auto whole) {
         constexpr bool kAll = decltype(whole)::value;  // whether all of it is there
-#pragma unroll
-        for (int i = 0; i < kRows; ++i) {
+        UNROLL for (int i = 0; i < kRows; ++i) {
           const bool there = kAll || channel + i * kTogether < p.x.channels;
           const T* const row = there ? first + i * apart : from;
           char* const place = to + i * (kTogether * kPitch<T>);
@@ -167,8 +159,7 @@ __global__ void __launch_bounds__(kCompiled ? most_teams(N) * kTogether * 32 : 3
               kAll ? copy_async(place + k, piece, true) : copy_piece<T>(place + k, piece, p.x.end);
             }
           } else {
-#pragma unroll
-            for (int k = lane * kWide; k < kRun; k += 32 * kWide) {
+            UNROLL for (int k = lane * kWide; k < kRun; k += 32 * kWide) {
               const bool here = there && (kAll || k < count);
               copy_word<Few>(place + k * kSize, here ? row + k : from, here);
             }
@@ -206,8 +197,7 @@ __global__ void __launch_bounds__(kCompiled ? most_teams(N) * kTogether * 32 : 3
     int before[2] = {};  // bytes of 16 in front of this lane's rows, of which every other one is alike within 8 of them
     if constexpr (kShifted<T, kWide>) {
       const T* const row = reinterpret_cast<const T*>(p.x.data) + sample * p.x.strides[0] + at + pair * 2 * p.x.strides[1];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) before[i] = within_16(row + i * p.x.strides[1]);
+      UNROLL for (int i = 0; i < 2; ++i) before[i] = within_16(row + i * p.x.strides[1]);
     }
     float sums[2][J][4];
 #pragma unroll 1
@@ -221,8 +211,7 @@ __global__ void __launch_bounds__(kCompiled ? most_teams(N) * kTogether * 32 : 3
         if constexpr (kShifted<T, kWide>) {
           const auto* const words = reinterpret_cast<const uint32_t*>(mine + local * kPitch<T> + (skip & 12));
           Vec<uint32_t, 2> both;
-#pragma unroll
-          for (int i = 0; i < 2; ++i) both.at[i] = __funnelshift_r(words[i], words[i + 1], (skip & 2) * 8);
+          UNROLL for (int i = 0; i < 2; ++i) both.at[i] = __funnelshift_r(words[i], words[i + 1], (skip & 2) * 8);
           Vec<T, 4> v;
           memcpy(&v, &both, sizeof(v));
           return v;
@@ -231,26 +220,23 @@ __global__ void __launch_bounds__(kCompiled ? most_teams(N) * kTogether * 32 : 3
         }
       };
       uint32_t a[kSteps][2][4], small[kSteps][2][4];  // of a step two fragments
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {  // of the channels of a fragment
+      UNROLL for (int step = 0; step < kSteps; ++step) {
+        UNROLL for (int i = 0; i < 2; ++i) {  // of the channels of a fragment
           if constexpr (kSize == 4) {
             const auto x = read(step * 8 + i * 4 + pair);
-#pragma unroll
-            for (int e = 0; e < 4; ++e) cut(x.at[e], a[step][e / 2][i * 2 + e % 2], small[step][e / 2][i * 2 + e % 2]);
+            UNROLL for (int e = 0; e < 4; ++e) {
+              cut(x.at[e], a[step][e / 2][i * 2 + e % 2], small[step][e / 2][i * 2 + e % 2]);
+            }
           } else {
             const int local = step * 16 + i * 8 + pair * 2;
             const auto x = read(local, before[0]), above = read(local + 1, before[1]);
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {  // fragment, half of its rows
+            UNROLL for (int e = 0; e < 4; ++e) {  // fragment, half of its rows
               const Vec<T, 2> both{x.at[e], above.at[e]};
               memcpy(&a[step][e / 2][i * 2 + e % 2], &both, 4);
             }
           }
         }
-#pragma unroll
-        for (int m = 0; m < 2; ++m) {
+        UNROLL for (int m = 0; m < 2; ++m) {
           hold(a[step][m]);
           if constexpr (kSize == 4) hold(small[step][m]);
         }
@@ -258,12 +244,10 @@ __global__ void __launch_bounds__(kCompiled ? most_teams(N) * kTogether * 32 : 3
       hold(sums[0]);
       hold(sums[1]);
       begin_products();
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
+      UNROLL for (int step = 0; step < kSteps; ++step) {
         const uint64_t b = matrix_at(y + chunk * kPart + step * (N * 32), N * 16);
         const uint64_t small_b = matrix_at(y + small_y + chunk * kPart + step * (N * 32), N * 16);
-#pragma unroll
-        for (int m = 0; m < 2; ++m) {
+        UNROLL for (int m = 0; m < 2; ++m) {
           if constexpr (kSize == 4) {
             wgmma<T>(sums[m], small[step][m], b, chunk | step);
             wgmma<T>(sums[m], a[step][m], small_b, 1);
@@ -281,8 +265,7 @@ __global__ void __launch_bounds__(kCompiled ? most_teams(N) * kTogether * 32 : 3
 
     if constexpr (kSize == 4) {  // an element that is not finite has met parts of a number
       float zero = 0.0f;
-#pragma unroll
-      for (int i = 0; i < 8 * J; ++i) zero = fmaf(sums[i / 4 / J][i / 4 % J][i % 4], 0.0f, zero);
+      UNROLL for (int i = 0; i < 8 * J; ++i) zero = fmaf(sums[i / 4 / J][i / 4 % J][i % 4], 0.0f, zero);
       if (!(zero == 0.0f)) {
         const int64_t mine = at + first_position;
         const auto* const x = reinterpret_cast<const float*>(p.x.data) + sample * p.x.strides[0] + mine;
@@ -292,28 +275,23 @@ __global__ void __launch_bounds__(kCompiled ? most_teams(N) * kTogether * 32 : 3
 
     T* const to = reinterpret_cast<T*>(p.z.data) + sample * p.z.strides[0] + at;
     const int here = static_cast<int>(min(p.positions - at, int64_t{kRun}));
-#pragma unroll
-    for (int j = 0; j < J; j += 2) {  // by turns in two places, so that one barrier is enough
+    UNROLL for (int j = 0; j < J; j += 2) {  // by turns in two places, so that one barrier is enough
       char* const place = results + j / 2 % 2 * (kResults * kResultPitch<T>);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
+      UNROLL for (int i = 0; i < 4; ++i) {
         const int local = i / 2 * 8 + pair * 2 + i % 2;
         Vec<T, 4> v;
-#pragma unroll
-        for (int e = 0; e < 4; ++e) v.at[e] = from_float<T>(sums[e / 2][j + i / 2][e % 2 * 2 + i % 2]);
+        UNROLL for (int e = 0; e < 4; ++e) v.at[e] = from_float<T>(sums[e / 2][j + i / 2][e % 2 * 2 + i % 2]);
         store(reinterpret_cast<T*>(place + local * kResultPitch<T> + first_position * kSize), v);
       }
       sync();
       const int d = column0 + j * 8 + part;
       const auto put = [&](auto whole) {
         constexpr bool kAll = decltype(whole)::value;
-#pragma unroll
-        for (int i = 0; i < kResults / kTogether; ++i) {
+        UNROLL for (int i = 0; i < kResults / kTogether; ++i) {
           if (!kAll && d + i * kTogether >= p.z.channels) continue;
           const auto* const row = reinterpret_cast<const Few*>(place + (i * kTogether + part) * kResultPitch<T>);
           auto* const out = reinterpret_cast<Few*>(to + d * p.z.strides[1] + i * (kTogether * p.z.strides[1]));
-#pragma unroll
-          for (int k = lane; k < kRun / kWide; k += 32) {
+          UNROLL for (int k = lane; k < kRun / kWide; k += 32) {
             if (kAll || k * kWide < here) out[k] = row[k];
           }
         }
@@ -330,11 +308,8 @@ __global__ void __launch_bounds__(kCompiled ? most_teams(N) * kTogether * 32 : 3
 
 template <class T, int N>
 cudaError_t launch_product(const Product& p, const Call& call) {
-  return dispatch_wide(call.problem.aligned, [&](auto wide) {
-    const auto kernel = product_kernel<T, N, wide.value>;
-    const cudaError_t status = prepare(kernel, call.launch);
-    return status == cudaSuccess ? launch_planned(kernel, call.launch, false, call.stream, p) : status;
-  });
+  return with_constant<4, 2, 1>(call.problem.aligned,
+                                [&](auto wide) { return launch_compiled(product_kernel<T, N, wide.value>, call, p); });
 }
 
 }  // namespace
@@ -344,21 +319,12 @@ cudaError_t run_channel_product(const Call& call) {
   const Tensor& y = call.y;
   const Teams teams(call.problem, call.tactic.columns, call.gpu);
   const auto stride = [&](int i) { return y.sizes[i] == 1 ? 0 : static_cast<int>(y.strides[i]); };
-  const Product p{side(call.x),
-                  side(call.z),
-                  static_cast<const char*>(y.data),
-                  {stride(1), stride(3)},
-                  teams.groups,
-                  call.problem.rows,
-                  Divider(teams.units / call.problem.outer),
-                  static_cast<int>(teams.units)};
+  const Product p{side(call.x), side(call.z), static_cast<const char*>(y.data), {stride(1), stride(3)}, teams.groups,
+                  call.problem.rows, Divider(teams.units / call.problem.outer), int_of(teams.units)};
   return dispatch_float(y.dtype, [&](auto* pointer) {
     using T = element_t<decltype(pointer)>;
-    switch (call.tactic.columns) {
-      case 32: return launch_product<T, 32>(p, call);
-      case 64: return launch_product<T, 64>(p, call);
-      default: return launch_product<T, 128>(p, call);
-    }
+    return with_constant<32, 64, 128>(call.tactic.columns,
+                                      [&](auto columns) { return launch_product<T, columns.value>(p, call); });
   });
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "einsum/run.h"
+#include "planned.cuh"
 #include "wgmma.cuh"
 
 namespace svexport::einsum {
@@ -97,16 +98,11 @@ __device__ __forceinline__ void cut(float x, uint32_t& big, uint32_t& small) {
 
 #endif
 
-// Whether what was compiled for this device has the kernels: for sm_90a it does. Allows one of them its shared memory.
-template <class Kernel>
-cudaError_t prepare(Kernel kernel, const Launch& l) {
-  cudaFuncAttributes attributes;
-  if (cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess) {
-    cudaGetLastError();  // or the next to ask is told of it
-    return cudaErrorNotSupported;
-  }
-  if (attributes.maxThreadsPerBlock < l.threads()) return cudaErrorNotSupported;
-  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, l.shared_memory);
+// A launch, if what was compiled for this device has the kernel: for sm_90a it does.
+template <class Kernel, class Argument>
+cudaError_t launch_compiled(Kernel kernel, const Call& call, const Argument& argument) {
+  return has_threads(kernel, call.launch.threads()) ? launch_planned(kernel, call.launch, false, call.stream, argument)
+                                                    : cudaErrorNotSupported;
 }
 
 // t: (1, N, channels, positions, 1)
@@ -123,14 +119,6 @@ inline bool countable(const Call& call) {
   const int64_t last = (y.sizes[1] - 1) * y.strides[1] + (y.sizes[3] - 1) * y.strides[3];
   const auto rows = [](const Tensor& t) { return t.strides[3] == 1 || t.sizes[3] == 1; };
   return rows(x) && rows(z) && last <= INT32_MAX;
-}
-
-// Calls f with how many positions are aligned wherever as many begin.
-template <class F>
-cudaError_t dispatch_wide(int aligned, F&& f) {
-  if (aligned == 4) return f(std::integral_constant<int, 4>());
-  if (aligned == 2) return f(std::integral_constant<int, 2>());
-  return f(std::integral_constant<int, 1>());
 }
 
 }  // namespace svexport::einsum

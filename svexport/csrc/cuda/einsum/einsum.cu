@@ -3,7 +3,7 @@
 #include "einsum/run.h"
 #include "einsum/tensors.h"
 #include "mma.cuh"
-#include "parts.cuh"
+#include "overlap.cuh"
 
 namespace svexport {
 
@@ -17,9 +17,29 @@ struct Adding {
   Divider k, v, w;
 };
 
+constexpr int kAdding = 256, kElements = 32;  // threads of a block, which adds up so many elements
+
+// Calls write(i, sum) for each element of the block. parts: (count, size), which blocks of the kernel before have left.
+template <class F>
+__device__ __forceinline__ void add_parts(const float* parts, int count, int64_t size, F&& write) {
+  __shared__ float sums[kAdding];
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kElements + threadIdx.x % kElements;
+  float sum = 0.0f;
+  wait_for_previous();
+  if (i < size) {
+#pragma unroll 8
+    for (int part = threadIdx.x / kElements; part < count; part += kAdding / kElements) sum += parts[part * size + i];
+  }
+  sums[threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.x >= kElements || i >= size) return;
+  UNROLL for (int j = 1; j < kAdding / kElements; ++j) sum += sums[threadIdx.x + j * kElements];
+  write(i, sum);
+}
+
 // y. Eight threads of a block have an element, each of them one part in eight.
 template <class T>
-__global__ void __launch_bounds__(kPartThreads) add_kernel(const __grid_constant__ Adding a, T* y) {
+__global__ void __launch_bounds__(kAdding) add_kernel(const __grid_constant__ Adding a, T* y) {
   add_parts(a.parts, a.count, a.size, [&](int64_t i, float sum) {
     auto s = static_cast<uint32_t>(i);
     const int64_t w = a.w.split(s), v = a.v.split(s), k = a.k.split(s);
@@ -35,7 +55,7 @@ cudaError_t add_up(const PartedSum& sum, cudaStream_t stream) {
   std::copy(sum.strides, sum.strides + 4, a.strides);
   return dispatch_float(sum.dtype, [&](auto* p) {
     using T = element_t<decltype(p)>;
-    return svexport::launch(add_kernel<T>, static_cast<unsigned>(ceil_div<int64_t>(a.size, kPartColumns)), kPartThreads, 0,
+    return svexport::launch(add_kernel<T>, static_cast<unsigned>(ceil_div<int64_t>(a.size, kElements)), kAdding, 0,
                             stream, true, a, static_cast<T*>(sum.y));
   });
 }

@@ -1,7 +1,3 @@
 #include "einsum/small.cuh"
 
-namespace svexport::einsum {
-
-template cudaError_t run_small<float>(const Call&);
-
-}  // namespace svexport::einsum
+template cudaError_t svexport::einsum::run_small<float>(const Call&);

@@ -11,24 +11,19 @@ template <class T, int J>
 __device__ __forceinline__ void exact(const Einsum& a, const char* const (&rows)[4], const T* y, int first,
                                       float (&sums)[2][J][4]) {
   constexpr int kSize = sizeof(T);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-#pragma unroll
-    for (int j = 0; j < 2 * J; ++j) sums[i / 2][j / 2][i % 2 * 2 + j % 2] = 0.0f;
+  UNROLL for (int i = 0; i < 4; ++i) {
+    UNROLL for (int j = 0; j < 2 * J; ++j) sums[i / 2][j / 2][i % 2 * 2 + j % 2] = 0.0f;
   }
   for (int kv = 0; kv < a.x.count * a.x.width; ++kv) {
     const int k = kv / a.x.width, v = kv % a.x.width;
     float left[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) left[i] = to_float(element<T>(rows[i] + a.x.begin(k) + v * kSize));
-#pragma unroll
-    for (int j = 0; j < 2 * J; ++j) {
+    UNROLL for (int i = 0; i < 4; ++i) left[i] = to_float(element<T>(rows[i] + a.x.begin(k) + v * kSize));
+    UNROLL for (int j = 0; j < 2 * J; ++j) {
       uint32_t m = first + j / 2 * 8 + j % 2;
       const int w = a.per_m.split(m);
       const T* const from = y + (k * a.y_k + v * a.y_v + static_cast<int>(m) * a.y_m + w * a.y_w);
       const float factor = to_float(load_if<T, 1>(from, m < a.z.count && w < a.z.width).at[0]);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
+      UNROLL for (int i = 0; i < 4; ++i) {
         float& sum = sums[i / 2][j / 2][i % 2 * 2 + j % 2];
         sum = fmaf(left[i], factor, sum);
       }
@@ -57,8 +52,7 @@ __global__ void __launch_bounds__(kLargeWarps * 32, 1) large_kernel(const __grid
   start_next();
 
   int row[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
+  UNROLL for (int i = 0; i < 4; ++i) {
     row[i] = V % 2 == 0 ? group + 8 * i : P == 1 ? group % 4 * 8 + group / 4 + 2 * i : group * 4 + i;
   }
 
@@ -78,8 +72,7 @@ __global__ void __launch_bounds__(kLargeWarps * 32, 1) large_kernel(const __grid
     const T* const y = reinterpret_cast<const T*>(a.y) + s * a.y_shared + of_m * a.y_m;
     T loaded[kReads][E];
     const auto read = [&](int i0) {
-#pragma unroll
-      for (int r = 0; r < kReads; ++r) {
+      UNROLL for (int r = 0; r < kReads; ++r) {
         const int i = i0 + r * blockDim.x;
         if (r > 0 && i - lane >= a.groups * factors) break;
         uint32_t columns_before = i / (J * 32);  // in groups
@@ -87,13 +80,11 @@ __global__ void __launch_bounds__(kLargeWarps * 32, 1) large_kernel(const __grid
         uint32_t m = (columns_before * J + i / 32 % J) * 8 + i % 32 / 4;
         const int w = a.per_m.split(m);
         const int from = static_cast<int>(m) * a.y_m + w * a.y_w;
-#pragma unroll
-        for (int p = 0; p < P; ++p) {
+        UNROLL for (int p = 0; p < P; ++p) {
           uint32_t k = (step * P + p) * 4 + i % 4;
           const uint32_t v = a.per_k.split(k) * N;
           const T* const piece = y + (from + static_cast<int>(k) * a.y_k + static_cast<int>(v) * a.y_v);
-#pragma unroll
-          for (int n = 0; n < N; ++n) {
+          UNROLL for (int n = 0; n < N; ++n) {
             loaded[r][p * N + n] = load_if<T, 1>(piece + n * a.y_v, k < K && v + n < V && m < M && w < W).at[0];
           }
         }
@@ -122,8 +113,7 @@ __global__ void __launch_bounds__(kLargeWarps * 32, 1) large_kernel(const __grid
     if (begins) {
       const int thread = blockDim.x - 1 - threadIdx.x;  // the last warps may have no tiles to fetch
       for (int i = thread; i < a.steps * 4; i += blockDim.x) {
-#pragma unroll
-        for (int p = 0; p < P; ++p) {
+        UNROLL for (int p = 0; p < P; ++p) {
           uint32_t k = i / 4 * 4 * P + p * 4 + i % 4;
           const uint32_t piece = a.per_k.split(k);
           offsets[i].at[p] = k < K ? a.x.begin(k) + piece * (N * kSize) : 0;
@@ -138,8 +128,7 @@ __global__ void __launch_bounds__(kLargeWarps * 32, 1) large_kernel(const __grid
 
     __syncthreads();  // until none needs the factors before
     for (int i0 = threadIdx.x; i0 < a.groups * factors;) {
-#pragma unroll
-      for (int r = 0; r < kReads; ++r) {
+      UNROLL for (int r = 0; r < kReads; ++r) {
         if (const int i = i0 + r * blockDim.x; i < a.groups * factors) right[i].set(loaded[r], true);
       }
       if (i0 += kReads * blockDim.x; i0 < a.groups * factors) read(i0);
@@ -154,8 +143,7 @@ __global__ void __launch_bounds__(kLargeWarps * 32, 1) large_kernel(const __grid
       T* const to = a.z.at<T>(s, place.outer, of_m, place.first);
       char* const z = results + begin_of<kWhole>(to);
       const char* rows[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) rows[i] = x + row[i] * V * kSize;
+      UNROLL for (int i = 0; i < 4; ++i) rows[i] = x + row[i] * V * kSize;
 
       for (int columns_at = 0; columns_at < a.groups * J; columns_at += J) {
         float sums[2][J][4] = {};
@@ -164,31 +152,25 @@ __global__ void __launch_bounds__(kLargeWarps * 32, 1) large_kernel(const __grid
         for (int step = 0; step < a.steps; ++step, factor += J * 32) {
           const Offsets offset = load<int, P>(offsets[step * 4 + pair].at);
           Fragment<T> l[4], r[J];
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
+          UNROLL for (int i = 0; i < 4; ++i) {
             if constexpr (kPairs) {
-#pragma unroll
-              for (int p = 0; p < P; ++p) l[i].both[p] = element<uint32_t>(rows[i] + offset.at[p]);
+              UNROLL for (int p = 0; p < P; ++p) l[i].both[p] = element<uint32_t>(rows[i] + offset.at[p]);
             } else {
               T of[E];
-#pragma unroll
-              for (int e = 0; e < E; ++e) of[e] = element<T>(rows[i] + offset.at[e / N] + e % N * kSize);
+              UNROLL for (int e = 0; e < E; ++e) of[e] = element<T>(rows[i] + offset.at[e / N] + e % N * kSize);
               l[i].set(of);
             }
           }
-#pragma unroll
-          for (int j = 0; j < J; ++j) r[j] = factor[j * 32];
+          UNROLL for (int j = 0; j < J; ++j) r[j] = factor[j * 32];
           multiply(sums[0], l[0], l[1], r);
           multiply(sums[1], l[2], l[3], r);
         }
 
         // An element that is not finite may have met parts of a number, or zeros in place of what is not there.
         bool finite = true;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
+        UNROLL for (int i = 0; i < 4; ++i) {
           float zero = 0.0f;
-#pragma unroll
-          for (int j = 0; j < 2 * J; ++j) zero = fmaf(sums[i / 2][j / 2][i % 2 * 2 + j % 2], 0.0f, zero);
+          UNROLL for (int j = 0; j < 2 * J; ++j) zero = fmaf(sums[i / 2][j / 2][i % 2 * 2 + j % 2], 0.0f, zero);
           finite = finite && (row[i] >= place.rows || zero == 0.0f);
         }
         if (__builtin_expect(__any_sync(0xffffffffu, !finite), 0)) exact(a, rows, y, columns_at * 8 + pair * 2, sums);
@@ -196,21 +178,17 @@ __global__ void __launch_bounds__(kLargeWarps * 32, 1) large_kernel(const __grid
           if constexpr (kWhole) engine_wait();
           __syncwarp();
         }
-#pragma unroll
-        for (int j = 0; j < J; ++j) {
+        UNROLL for (int j = 0; j < J; ++j) {
           const Vec<int, 2> column = load<int, 2>(columns + (columns_at + j) * 8 + pair * 2);
           if constexpr (kPairs) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
+            UNROLL for (int i = 0; i < 4; ++i) {
               const float* const two = sums[i / 2][j] + i % 2 * 2;
               if (column.at[0] < 0) continue;
               *reinterpret_cast<uint32_t*>(z + row[i] * W * kSize + column.at[0]) = pack<T>(two[0], two[1]);
             }
           } else {
-#pragma unroll
-            for (int e = 0; e < 2; ++e) {
-#pragma unroll
-              for (int i = 0; i < 4; ++i) {
+            UNROLL for (int e = 0; e < 2; ++e) {
+              UNROLL for (int i = 0; i < 4; ++i) {
                 if (column.at[e] < 0) continue;
                 *reinterpret_cast<T*>(z + row[i] * W * kSize + column.at[e]) =
                     from_float<T>(sums[i / 2][j][i % 2 * 2 + e]);

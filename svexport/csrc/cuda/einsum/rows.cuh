@@ -29,8 +29,7 @@ struct alignas(16) Fragment<float> {
 
   // A rounded first part leaves a second one of either sign. That of one factor is enough for errors to cancel.
   __device__ __forceinline__ void set(const float (&x)[2], bool rounded = false) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    UNROLL for (int i = 0; i < 2; ++i) {
       const Parts p = rounded ? parts(x[i]) : cut(x[i]);
       big[i] = p.big;
       small[i] = p.small;
@@ -52,16 +51,12 @@ __device__ __forceinline__ void multiply(float (&c)[J][4], const Fragment<T>& up
   if constexpr (sizeof(T) == 4) {
     const uint32_t big[4] = {upper.big[0], lower.big[0], upper.big[1], lower.big[1]};
     const uint32_t small[4] = {upper.small[0], lower.small[0], upper.small[1], lower.small[1]};
-#pragma unroll
-    for (int j = 0; j < J; ++j) mma_tf32(c[j], small, b[j].big[0], b[j].big[1]);
-#pragma unroll
-    for (int j = 0; j < J; ++j) mma_tf32(c[j], big, b[j].small[0], b[j].small[1]);
-#pragma unroll
-    for (int j = 0; j < J; ++j) mma_tf32(c[j], big, b[j].big[0], b[j].big[1]);
+    UNROLL for (int j = 0; j < J; ++j) mma_tf32(c[j], small, b[j].big[0], b[j].big[1]);
+    UNROLL for (int j = 0; j < J; ++j) mma_tf32(c[j], big, b[j].small[0], b[j].small[1]);
+    UNROLL for (int j = 0; j < J; ++j) mma_tf32(c[j], big, b[j].big[0], b[j].big[1]);
   } else {
     const uint32_t both[4] = {upper.both[0], lower.both[0], upper.both[1], lower.both[1]};
-#pragma unroll
-    for (int j = 0; j < J; ++j) mma<T>(c[j], both, b[j].both[0], b[j].both[1]);
+    UNROLL for (int j = 0; j < J; ++j) mma<T>(c[j], both, b[j].both[0], b[j].both[1]);
   }
 }
 
@@ -170,14 +165,8 @@ class Stages {
     if constexpr (kWhole) {
       wait_for(barrier(stage), turns_ >> stage & 1);
       turns_ ^= 1u << stage;
-    } else if (stages_ == 1) {
-      copy_async_wait<0>();
-    } else if (stages_ == 2) {
-      copy_async_wait<1>();
-    } else if (stages_ == 3) {
-      copy_async_wait<2>();
     } else {
-      copy_async_wait<kMostStages - 1>();
+      with_constant<1, 2, 3, kMostStages>(stages_, [](auto stages) { copy_async_wait<stages.value - 1>(); });
     }
     __syncwarp();
   }
@@ -277,13 +266,9 @@ __device__ __forceinline__ T element(const char* p) {
 // t: (S, O, K, T, V)
 inline bool large(const Tensor& t, Large* to) {
   const int64_t size = t.item_size(), width = t.sizes[4];
-  *to = {static_cast<char*>(t.data),
-         {t.strides[0] * size, t.strides[1] * size, t.strides[2] * size},
-         static_cast<int>(t.sizes[2]),
-         static_cast<int>(width),
-         static_cast<int>(t.strides[2] * size & 15),
-         pitch_of(width, size),
-         static_cast<char*>(t.data) + size};
+  auto* const data = static_cast<char*>(t.data);
+  *to = {data, {t.strides[0] * size, t.strides[1] * size, t.strides[2] * size}, int_of(t.sizes[2]), int_of(width),
+         int_of(t.strides[2] * size & 15), pitch_of(width, size), data + size};
   for (int i = 0; i < 5; ++i) to->end += (t.sizes[i] - 1) * t.strides[i] * size;
   to->ragged = reinterpret_cast<uintptr_t>(to->end) % 16 != 0;
   return (t.strides[4] == 1 || width == 1) && (t.strides[3] == width || t.sizes[3] == 1);

@@ -24,15 +24,13 @@ __device__ __forceinline__ void exact(const Einsum& a, uint32_t s, int of_k, int
 #pragma unroll 4
       for (int row = 0; row < place.rows; ++row) {
         const float left = to_float(x[row * V]);
-#pragma unroll
-        for (int j = 0; j < 2 * J; ++j) {
+        UNROLL for (int j = 0; j < 2 * J; ++j) {
           const int w = min(j / 2 * 8 + lane % 4 * 2 + j % 2, W - 1);
           sums[j] = fmaf(left, to_float(z[row * W + w]), sums[j]);
         }
       }
     }
-#pragma unroll
-    for (int j = 0; j < J; ++j) {
+    UNROLL for (int j = 0; j < J; ++j) {
       store(to + (i * 8 + lane / 4) * kSumPitch<J> + j * 8 + lane % 4 * 2, Vec<float, 2>{sums[2 * j], sums[2 * j + 1]});
     }
   }
@@ -46,31 +44,26 @@ __device__ __forceinline__ void add_tile(float (&sums)[I][J][4], const char* x, 
   constexpr int E = kEach<T>, kSize = sizeof(T), kSums = I * J * 4;
   const int group = threadIdx.x % 32 / 4, row = threadIdx.x % 4 * 8;
   float part[I][J][4] = {};  // tensor cores cut off what does not fit into a long sum, the additions below round
-#pragma unroll
-  for (int step = 0; step < kRows / (4 * E); ++step) {
+  UNROLL for (int step = 0; step < kRows / (4 * E); ++step) {
     Fragment<T> r[J];
-#pragma unroll
-    for (int j = 0; j < J; ++j) {
+    UNROLL for (int j = 0; j < J; ++j) {
       T of[E];  // behind the columns it is x, and not used
-#pragma unroll
-      for (int e = 0; e < E; ++e) of[e] = element<T>(z + ((row + step * E + e) * W + j * 8 + group) * kSize);
+      UNROLL for (int e = 0; e < E; ++e) of[e] = element<T>(z + ((row + step * E + e) * W + j * 8 + group) * kSize);
       r[j].set(of, true);
     }
-#pragma unroll
-    for (int i = 0; i < I; ++i) {
+    UNROLL for (int i = 0; i < I; ++i) {
       Fragment<T> l[2];
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
+      UNROLL for (int h = 0; h < 2; ++h) {
         T of[E];
-#pragma unroll
-        for (int e = 0; e < E; ++e) of[e] = element<T>(x + (row + step * E + e) * V * kSize + offsets[2 * i + h]);
+        UNROLL for (int e = 0; e < E; ++e) {
+          of[e] = element<T>(x + (row + step * E + e) * V * kSize + offsets[2 * i + h]);
+        }
         l[h].set(of);
       }
       multiply(part[i], l[0], l[1], r);
     }
   }
-#pragma unroll
-  for (int i = 0; i < kSums; ++i) sums[i / 4 / J][i / 4 % J][i % 4] += part[i / 4 / J][i / 4 % J][i % 4];
+  UNROLL for (int i = 0; i < kSums; ++i) sums[i / 4 / J][i / 4 % J][i % 4] += part[i / 4 / J][i / 4 % J][i % 4];
 }
 
 template <class T>
@@ -117,8 +110,7 @@ __global__ void __launch_bounds__(kSmallBound<T, I, J>) small_kernel(const __gri
   for (int i = 0; i < a.stages; ++i) fetch_tile(begin + warp + i * warps, i);
 
   int offsets[2 * I];  // of this lane's K and V
-#pragma unroll
-  for (int i = 0; i < 2 * I; ++i) {
+  UNROLL for (int i = 0; i < 2 * I; ++i) {
     uint32_t k = min(kv0 + group + 8 * i, kv - 1);
     const uint32_t v = a.per_k.split(k);
     offsets[i] = a.x.begin(k - k0) + v * kSize;
@@ -143,13 +135,11 @@ __global__ void __launch_bounds__(kSmallBound<T, I, J>) small_kernel(const __gri
   }
 
   float zero = 0.0f;
-#pragma unroll
-  for (int i = 0; i < kSums; ++i) {
+  UNROLL for (int i = 0; i < kSums; ++i) {
     if (i / 4 % J * 8 + pair * 2 + i % 2 < W) zero = fmaf(sums[i / 4 / J][i / 4 % J][i % 4], 0.0f, zero);
   }
   auto* const mine_at = reinterpret_cast<float*>(memory);  // where the tiles were, (16 * I, kSumPitch)
-#pragma unroll
-  for (int i = 0; i < kSums; i += 2) {
+  UNROLL for (int i = 0; i < kSums; i += 2) {
     const auto& four = sums[i / 4 / J][i / 4 % J];
     store(mine_at + (i / 4 / J * 16 + i % 4 / 2 * 8 + group) * kSumPitch<J> + i / 4 % J * 8 + pair * 2,
           Vec<float, 2>{four[i % 4], four[i % 4 + 1]});
@@ -169,16 +159,13 @@ __global__ void __launch_bounds__(kSmallBound<T, I, J>) small_kernel(const __gri
     const int first = static_cast<int>(a.per_row.split(row)) * kNeighbours;
     const char* const from = shared + (row * kSumPitch<J> + first) * sizeof(float);
     Vec<float, kNeighbours> of[kSmallWarps];
-#pragma unroll
-    for (int j = 0; j < kSmallWarps; ++j) {  // all at once
+    UNROLL for (int j = 0; j < kSmallWarps; ++j) {  // all at once
       of[j] = load<float, kNeighbours>(reinterpret_cast<const float*>(from + (j < warps ? j * a.warp : 0)));
     }
     const auto put = [&](auto* to, int stride) {
-#pragma unroll
-      for (int e = 0; e < kNeighbours; ++e) {
+      UNROLL for (int e = 0; e < kNeighbours; ++e) {
         float sum = of[0].at[e];
-#pragma unroll
-        for (int j = 1; j < kSmallWarps; ++j) sum = j < warps ? sum + of[j].at[e] : sum;
+        UNROLL for (int j = 1; j < kSmallWarps; ++j) sum = j < warps ? sum + of[j].at[e] : sum;
         if (first + e < W) to[e * stride] = from_float<element_t<decltype(to)>>(sum);
       }
     };
@@ -191,28 +178,6 @@ __global__ void __launch_bounds__(kSmallBound<T, I, J>) small_kernel(const __gri
     }
   }
   wait_for_previous();  // also where there was no need: what comes next waits for this kernel alone
-}
-
-// Calls f with so many tiles of columns.
-template <class F>
-cudaError_t dispatch_columns(int columns, F&& f) {
-  switch (columns) {
-    case 2: return f(std::integral_constant<int, 2>());
-    case 3: return f(std::integral_constant<int, 3>());
-    case 4: return f(std::integral_constant<int, 4>());
-    case 5: return f(std::integral_constant<int, 5>());
-    case 6: return f(std::integral_constant<int, 6>());
-    case 7: return f(std::integral_constant<int, 7>());
-    default: return f(std::integral_constant<int, 8>());
-  }
-}
-
-// Calls f with how many sums a warp has, of J tiles of columns.
-template <int J, class F>
-cudaError_t dispatch_sums(int sums, F&& f) {
-  if (sums == 2) return f(std::integral_constant<int, 2>());
-  if (sums <= kFewSums) return f(std::integral_constant<int, std::min(most_sums(J), kFewSums)>());
-  return f(std::integral_constant<int, most_sums(J)>());
 }
 
 template <class T, int I, int J>
@@ -243,9 +208,10 @@ cudaError_t launch_small(const Call& call) {
 
 template <class T>
 cudaError_t run_small(const Call& call) {
-  return dispatch_columns(call.tactic.columns, [&](auto columns) {
-    return dispatch_sums<columns.value>(call.tactic.sums,
-                                        [&](auto sums) { return launch_small<T, sums.value, columns.value>(call); });
+  return with_constant<2, 3, 4, 5, 6, 7, 8>(call.tactic.columns, [&](auto columns) {
+    constexpr int J = columns.value, kMost = most_sums(J), kFew = std::min(kMost, kFewSums);
+    return with_constant<2, kFew, kMost>(call.tactic.sums,
+                                         [&](auto sums) { return launch_small<T, sums.value, J>(call); });
   });
 }
 

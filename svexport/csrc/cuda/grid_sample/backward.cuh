@@ -25,11 +25,9 @@ struct Dense {
 template <int TAPS>
 __device__ __forceinline__ void to_coordinates(const Point<TAPS>& point, const float (&dot)[TAPS],
                                                float (&gradient)[3]) {
-#pragma unroll
-  for (int a = 0; a < Point<TAPS>::AXES; ++a) {
+  UNROLL for (int a = 0; a < Point<TAPS>::AXES; ++a) {
     gradient[a] = 0;
-#pragma unroll
-    for (int i = 0; i < TAPS; ++i) gradient[a] = fmaf(point.slope(i, a), dot[i], gradient[a]);
+    UNROLL for (int i = 0; i < TAPS; ++i) gradient[a] = fmaf(point.slope(i, a), dot[i], gradient[a]);
   }
 }
 

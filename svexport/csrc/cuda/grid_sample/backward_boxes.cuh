@@ -44,27 +44,22 @@ __global__ void __launch_bounds__(kThreads, 4)
   for (int n = blockIdx.z; n < batch; n += gridDim.z) {
     if (left(n)) continue;
     Point<TAPS> points[POINTS];
-#pragma unroll
-    for (int k = 0; k < POINTS; ++k) points[k] = locate<TAPS, PADDING>(s, n, valid[k] ? first + k * step : 0);
+    UNROLL for (int k = 0; k < POINTS; ++k) points[k] = locate<TAPS, PADDING>(s, n, valid[k] ? first + k * step : 0);
     bounds(points, valid, edges);
     Box box(edges[0], edges[1], -edges[2], -edges[3], s.size[0], ITEM, unit);
     const bool large = box.bytes > kLargestBox<T>;
     int offset[POINTS][TAPS];
-#pragma unroll
-    for (int k = 0; k < POINTS; ++k) {
+    UNROLL for (int k = 0; k < POINTS; ++k) {
       const int stride[3] = {ITEM, large ? s.stride[1] * ITEM : box.row, 0};
-#pragma unroll
-      for (int i = 0; i < TAPS; ++i) offset[k][i] = valid[k] ? points[k].offset(i, stride) : -1;
+      UNROLL for (int i = 0; i < TAPS; ++i) offset[k][i] = valid[k] ? points[k].offset(i, stride) : -1;
     }
     const T* source = grad.data + n * grad.image + first * grad.point;
     float dot[POINTS][TAPS] = {};
     if (large) {  // one of few
       for (int c = 0; c < channels; ++c, source += grad.channel) {
-#pragma unroll
-        for (int k = 0; k < POINTS; ++k) {
+        UNROLL for (int k = 0; k < POINTS; ++k) {
           const float g = to_float(load_if<T, 1>(source + k * step * grad.point, valid[k]).at[0]);
-#pragma unroll
-          for (int i = 0; i < TAPS; ++i) {
+          UNROLL for (int i = 0; i < TAPS; ++i) {
             const char* from = reinterpret_cast<const char*>(input + n * image + c * channel) + offset[k][i];
             const T pixel = load_if<T, 1>(reinterpret_cast<const T*>(from), offset[k][i] >= 0).at[0];
             dot[k][i] = fmaf(g, to_float(pixel), dot[k][i]);
@@ -77,18 +72,17 @@ __global__ void __launch_bounds__(kThreads, 4)
       char* const gradients = memory + 2 * together * box.bytes;
       const Share share(box);
       box.clear<kThreads>(memory, 2 * together);
-#pragma unroll
-      for (int k = 0; k < POINTS; ++k) {
-#pragma unroll
-        for (int i = 0; i < TAPS; ++i) offset[k][i] = offset[k][i] >= 0 ? box.origin + offset[k][i] : box.zeros();
+      UNROLL for (int k = 0; k < POINTS; ++k) {
+        UNROLL for (int i = 0; i < TAPS; ++i) {
+          offset[k][i] = offset[k][i] >= 0 ? box.origin + offset[k][i] : box.zeros();
+        }
       }
       const auto gather = [&](const char* from, const char* g_from, int count, auto bytes, auto copied) {
         const int distance = bytes.value ? bytes.value : box.bytes;
 #pragma unroll 4
         for (int c = 0; c < count; ++c) {
           T g[POINTS];
-#pragma unroll
-          for (int k = 0; k < POINTS; ++k) {
+          UNROLL for (int k = 0; k < POINTS; ++k) {
             if constexpr (copied.value) {
               g[k] = *reinterpret_cast<const T*>(g_from + c * kGradientTile<T> + k * step * ITEM);
             } else {
@@ -96,10 +90,8 @@ __global__ void __launch_bounds__(kThreads, 4)
             }
           }
           source += grad.channel;
-#pragma unroll
-          for (int k = 0; k < POINTS; ++k) {
-#pragma unroll
-            for (int i = 0; i < TAPS; ++i) {
+          UNROLL for (int k = 0; k < POINTS; ++k) {
+            UNROLL for (int i = 0; i < TAPS; ++i) {
               const T pixel = *reinterpret_cast<const T*>(from + c * distance + offset[k][i]);
               dot[k][i] = fmaf(to_float(g[k]), to_float(pixel), dot[k][i]);
             }
@@ -115,13 +107,13 @@ __global__ void __launch_bounds__(kThreads, 4)
           const int count = min(together, channels - c);
           const char* g_from = g_at + row * kGradientRow<T> + (kBeside ? 2 : 1) * lane * ITEM;
           if (copied && box.bytes == kSmallBox<T>) {
-            gather(at, g_from, count, std::integral_constant<int, kSmallBox<T>>(), std::true_type());
+            gather(at, g_from, count, Int<kSmallBox<T>>(), std::true_type());
           } else if (copied && box.bytes == kUsualBox<T>) {
-            gather(at, g_from, count, std::integral_constant<int, kUsualBox<T>>(), std::true_type());
+            gather(at, g_from, count, Int<kUsualBox<T>>(), std::true_type());
           } else if (copied) {
-            gather(at, g_from, count, std::integral_constant<int, 0>(), std::true_type());
+            gather(at, g_from, count, Int<0>(), std::true_type());
           } else {
-            gather(at, g_from, count, std::integral_constant<int, 0>(), std::false_type());
+            gather(at, g_from, count, Int<0>(), std::false_type());
           }
           __syncthreads();
         }
@@ -137,19 +129,16 @@ __global__ void __launch_bounds__(kThreads, 4)
       }
       __pipeline_wait_prior(0);
     }
-#pragma unroll
-    for (int k = 0; k < POINTS; ++k) {
+    UNROLL for (int k = 0; k < POINTS; ++k) {
       if (!valid[k]) continue;
       const int p = first + k * step;
       const Point<TAPS> point = locate<TAPS, PADDING>(s, n, p);
       float gradient[3];
-#pragma unroll
-      for (int i = 0; i < TAPS; ++i) {
+      UNROLL for (int i = 0; i < TAPS; ++i) {
         if (point.offset(i, s.stride) < 0) dot[k][i] = 0;
       }
       to_coordinates(point, dot[k], gradient);
-#pragma unroll
-      for (int a = 0; a < 2; ++a) grad_grid.set((static_cast<int64_t>(n) * s.points + p) * 2 + a, gradient[a]);
+      UNROLL for (int a = 0; a < 2; ++a) grad_grid.set((static_cast<int64_t>(n) * s.points + p) * 2 + a, gradient[a]);
     }
   }
 }

@@ -69,8 +69,7 @@ __global__ void __launch_bounds__(kThreads, TAPS == 4 && U > 1 ? 4 : 1)
         const int lane = threadIdx.x % 32;
         bool any = there;
         int64_t cell = 0;
-#pragma unroll
-        for (int a = Point<TAPS>::AXES - 1; a >= 0; --a) {
+        UNROLL for (int a = Point<TAPS>::AXES - 1; a >= 0; --a) {
           any = any && (point.axis[a].inside[0] || point.axis[a].inside[1]);
           cell = cell * (s.size[a] + 2) + point.axis[a].first;
         }
@@ -86,35 +85,29 @@ __global__ void __launch_bounds__(kThreads, TAPS == 4 && U > 1 ? 4 : 1)
 #pragma unroll 1
       for (int begin = part; begin < channels; begin += U * parts) {
         float scales[U], values[U][TAPS];
-#pragma unroll
-        for (int u = 0; u < U; ++u) {
+        UNROLL for (int u = 0; u < U; ++u) {
           const int c = begin + u * parts;
           scales[u] = to_float(load_if<T, 1>(g + c * grad.channel, c < channels && there).at[0]);
-#pragma unroll
-          for (int i = 0; i < TAPS; ++i) {
+          UNROLL for (int i = 0; i < TAPS; ++i) {
             const bool inside = read && from.offset[i] >= 0 && c < channels;
             values[u][i] = to_float(load_if<T, 1>(source + c * channel + from.offset[i], inside).at[0]);
           }
         }
         if (sums) wait_for_previous();  // which the reads above need not
-#pragma unroll
-        for (int u = 0; u < U; ++u) {
+        UNROLL for (int u = 0; u < U; ++u) {
           const int c = begin + u * parts;
           const float scale = scales[u];
           if (c >= channels) break;
-#pragma unroll
-          for (int i = 0; i < TAPS; ++i) {
+          UNROLL for (int i = 0; i < TAPS; ++i) {
             if (from.offset[i] >= 0) dot[i] = fmaf(scale, values[u][i], dot[i]);
           }
           if (!sums) continue;
           if constexpr (SUMS == kPairSums) {
             const Pixels<2>& x = point.axis[0];
             const int first = x.index[0] >= 0 ? x.index[0] + 1 : x.index[1];  // -1: neither is inside
-#pragma unroll
-            for (int i = 0; i < TAPS; i += 2) {
+            UNROLL for (int i = 0; i < TAPS; i += 2) {
               int row = 0, outside = first;
-#pragma unroll
-              for (int a = Point<TAPS>::AXES - 1; a > 0; --a) {
+              UNROLL for (int a = Point<TAPS>::AXES - 1; a > 0; --a) {
                 const int index = point.axis[a].index[Point<TAPS>::at(i, a)];
                 row = row * s.size[a] + index;
                 outside |= index;
@@ -125,8 +118,7 @@ __global__ void __launch_bounds__(kThreads, TAPS == 4 && U > 1 ? 4 : 1)
               }
             }
           } else if constexpr (SUMS == kNeighbourSums) {
-#pragma unroll
-            for (int i = 0; i < TAPS; i += 2) {
+            UNROLL for (int i = 0; i < TAPS; i += 2) {
               const int at = to.offset[i] >= 0 ? to.offset[i] : to.offset[i + 1] - 1;
               const bool left = there && to.offset[i] >= 0, right = there && to.offset[i + 1] >= 0;
               float* const pixel = target + c * pixels + at;
@@ -144,8 +136,7 @@ __global__ void __launch_bounds__(kThreads, TAPS == 4 && U > 1 ? 4 : 1)
               }
             }
           } else {
-#pragma unroll
-            for (int i = 0; i < TAPS; ++i) {
+            UNROLL for (int i = 0; i < TAPS; ++i) {
               if (to.offset[i] >= 0) atomicAdd(target + c * pixels + to.offset[i], to.weight[i] * scale);
             }
           }
@@ -159,16 +150,14 @@ __global__ void __launch_bounds__(kThreads, TAPS == 4 && U > 1 ? 4 : 1)
     }
     if (grad_grid.data == nullptr) continue;
     if (parts == 1) {
-#pragma unroll
-      for (int a = 0; a < Point<TAPS>::AXES; ++a) {
+      UNROLL for (int a = 0; a < Point<TAPS>::AXES; ++a) {
         if (p < s.points && a < s.axes) {
           grad_grid.set((static_cast<int64_t>(n) * s.points + p) * s.axes + a, gradient[a]);
         }
       }
       continue;
     }
-#pragma unroll
-    for (int a = 0; a < 3; ++a) partial[a][threadIdx.x] = gradient[a];
+    UNROLL for (int a = 0; a < 3; ++a) partial[a][threadIdx.x] = gradient[a];
     __syncthreads();
     if (part == 0 && p < s.points) {
       for (int a = 0; a < s.axes; ++a) {
@@ -194,8 +183,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int p = 0; p < s.points; ++p) {
     const Taps<TAPS> taps(locate<TAPS>(s, n, p), dense.stride);
     const float g = to_float(grad.data[n * grad.image + c * grad.channel + p * grad.point]);
-#pragma unroll
-    for (int k = 0; k < TAPS; ++k) {
+    UNROLL for (int k = 0; k < TAPS; ++k) {
       if (taps.offset[k] >= 0) target[taps.offset[k]] += taps.weight[k] * g;
     }
   }
@@ -221,35 +209,30 @@ __global__ void __launch_bounds__(kPlaneThreads, 2)
     int p[U];
     float g[U];
     Point<TAPS> point[U];
-#pragma unroll
-    for (int u = 0; u < U; ++u) {
+    UNROLL for (int u = 0; u < U; ++u) {
       const bool there = first + u * kPlaneThreads < s.points;
       p[u] = there ? first + u * kPlaneThreads : first;
       g[u] = to_float(load_if<T, 1>(source + p[u] * grad.point, there).at[0]);
     }
     locate<TAPS, kAnyPadding>(s, n, p, point);
-#pragma unroll
-    for (int u = 0; u < U; ++u) {
+    UNROLL for (int u = 0; u < U; ++u) {
       if (u > 0 && p[u] == first) break;
       const Taps<TAPS> taps(point[u], dense.stride);
-#pragma unroll
-      for (int i = 0; i < TAPS; ++i) {
+      UNROLL for (int i = 0; i < TAPS; ++i) {
         const int at = taps.offset[i] - begin;
         if (taps.offset[i] >= 0 && at >= 0 && at < size) atomicAdd(sums + at, taps.weight[i] * g[u]);
       }
       if (grad_grid.data == nullptr || begin > 0) continue;
       float dot[TAPS] = {}, gradient[3] = {};
       if (TAPS > 1) {
-#pragma unroll
-        for (int i = 0; i < TAPS; ++i) {
+        UNROLL for (int i = 0; i < TAPS; ++i) {
           const int from = point[u].offset(i, s.stride);
           const float value = to_float(load_if<T, 1>(input + n * image + from, from >= 0).at[0]);
           if (from >= 0) dot[i] = g[u] * value;
         }
         to_coordinates(point[u], dot, gradient);
       }
-#pragma unroll
-      for (int a = 0; a < Point<TAPS>::AXES; ++a) {
+      UNROLL for (int a = 0; a < Point<TAPS>::AXES; ++a) {
         if (a < s.axes) grad_grid.set((static_cast<int64_t>(n) * s.points + p[u]) * s.axes + a, gradient[a]);
       }
     }

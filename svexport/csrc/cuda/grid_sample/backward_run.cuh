@@ -7,6 +7,7 @@
 #include "grid_sample/backward_copies.cuh"
 #include "grid_sample/backward_direct.cuh"
 #include "grid_sample/backward_vector.cuh"
+#include "planned.cuh"
 
 namespace svexport::backward {
 
@@ -28,17 +29,14 @@ cudaError_t launch_owner(const Space& s, const Lists& lists, const Gradient<T>& 
     while (chunk >= 4 * W && static_cast<int64_t>(lists.tiles) * ceil_div(channels, chunk) * images < enough) {
       chunk = ceil_div(chunk, 2 * W) * W;
     }
-    const auto kernel = owner_kernel<T, W, PADDING>;
-    const int memory = static_cast<int>(owner_memory<T, W>(lists));
-    const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, memory);
-    if (status != cudaSuccess) return status;
-    return launch(kernel, dim3(lists.tiles, ceil_div(channels, chunk), images), kOwnerThreads, memory, stream, true, s,
-                  lists, gradient, output, batch, channels, chunk, pairs);
+    const dim3 blocks(lists.tiles, ceil_div(channels, chunk), images);
+    return launch(owner_kernel<T, W, PADDING>, blocks, kOwnerThreads, static_cast<int>(owner_memory<T, W>(lists)),
+                  stream, true, s, lists, gradient, output, batch, channels, chunk, pairs);
   };
   if constexpr (sizeof(T) == 2) {
-    if (channels > 4) return with(std::integral_constant<int, 8>());
+    if (channels > 4) return with(Int<8>());
   }
-  return with(std::integral_constant<int, 4>());
+  return with(Int<4>());
 }
 
 // The gradient of points in images in NCHW that are not left.
@@ -53,42 +51,27 @@ cudaError_t launch_boxes(const Tensor& input, const Space& s, const Gradient<T>&
   const bool copied = gradient.point == 1 &&
                       (reinterpret_cast<uintptr_t>(gradient.data) | gradient.image * sizeof(T) |
                        gradient.channel * sizeof(T) | across * sizeof(T)) % 16 == 0;
-  const auto kernel = box_kernel<T, PADDING>;
-  const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBoxMemory);
-  if (status != cudaSuccess) return status;
   const dim3 blocks(ceil_div(across, kTileAcross) * ceil_div(down, kTileDown), 1, batch < 65535 ? batch : 65535);
-  return launch(kernel, blocks, kThreads, kBoxMemory, stream, true, s, data, image, channel, gradient,
+  return launch(box_kernel<T, PADDING>, blocks, kThreads, kBoxMemory, stream, true, s, data, image, channel, gradient,
                 AnyFloat(grad_grid), batch, channels, across, down, copied, unit_of(data, image, channel, plane), left);
 }
 
-// One call.
+// What a call is of. point: of the output's gradient, from a point to the next.
+struct Call {
+  const Problem& problem;
+  const Tactic& tactic;
+  const Gpu& gpu;
+  const Tensor &grad, &input, &grad_input, &grad_grid;
+  int64_t point;
+  Space s;
+  void* workspace;
+  cudaStream_t stream;
+};
+
 template <class T, int TAPS>
-class Backward {
+class Backward : Call {
  public:
-  // point: of the output's gradient, from a point to the next.
-  Backward(const Problem& problem, const Tactic& tactic, const Gpu& gpu, const Tensor& grad, int64_t point,
-           const Tensor& input, const Space& space, const Tensor& grad_input, const Tensor& grad_grid, void* workspace,
-           cudaStream_t stream)
-      : problem_(problem),
-        tactic_(tactic),
-        gpu_(gpu),
-        grad_(grad),
-        input_(input),
-        grad_grid_(grad_grid),
-        stream_(stream),
-        s_(space),
-        gradient_{static_cast<const T*>(grad.data), grad.strides[0], grad.strides[1], point},
-        output_(static_cast<T*>(grad_input.data)),
-        batch_(static_cast<int>(input.sizes[0])),
-        channels_(static_cast<int>(input.sizes[1])),
-        pixels_(static_cast<int>(problem.pixels())),
-        images_(batch_ < 65535 ? batch_ : 65535),
-        few_(4 * gpu.multiprocessors),
-        ordered_(tactic.sums == Sums::kOrdered),
-        add_(tactic.adds()),
-        listed_(tactic.sums == Sums::kLists),
-        lists_(sampler::gradient::lists_of(problem, tactic)) {
-    short_chain_ = add_ && !tactic.vectors && input.numel() <= (1 << 20);
+  explicit Backward(const Call& call) : Call(call) {
     const sampler::gradient::Workspace sizes(problem, tactic);
     char* const memory = static_cast<char*>(workspace);
     sums_ = sizes.sums ? static_cast<float*>(workspace) : reinterpret_cast<float*>(output_);
@@ -103,11 +86,11 @@ class Backward {
     if (status == cudaSuccess && ordered_) status = add_in_order();
     if (status == cudaSuccess && planes()) status = add_planes();
     if (status != cudaSuccess || (planes() && channels_ == 1)) return status;  // the points' too
-    if (tactic_.vectors && (add_ || grad_grid_.data)) {
+    if (tactic.vectors && (add_ || grad_grid.data)) {
       status = vectors();
       return status == cudaSuccess && ordered_ ? round() : status;
     }
-    if (add_ || grad_grid_.data) status = points();
+    if (add_ || grad_grid.data) status = points();
     return status == cudaSuccess && (ordered_ || add_) ? round() : status;
   }
 
@@ -116,21 +99,21 @@ class Backward {
   static constexpr bool kPairs = TAPS == 4 || TAPS == 8;
   static constexpr bool kLists = TAPS == 4;
 
-  bool planes() const { return tactic_.sums == Sums::kPlane; }
-  bool pairs() const { return tactic_.sums == Sums::kPairs; }
+  bool planes() const { return tactic.sums == Sums::kPlane; }
+  bool pairs() const { return tactic.sums == Sums::kPairs; }
   int64_t size() const { return static_cast<int64_t>(channels_) * pixels_; }  // of an image
-  int64_t plane_sums() const { return pairs() ? 2 * (static_cast<int64_t>(pixels_) + pixels_ / s_.size[0]) : pixels_; }
+  int64_t plane_sums() const { return pairs() ? 2 * (static_cast<int64_t>(pixels_) + pixels_ / s.size[0]) : pixels_; }
 
   // Where there may be nothing to do blocks are few. Images whose sums the second cache does not hold together come one
   // after the other.
   dim3 blocks_of(int64_t work) const {
     if (!listed_) return dim3(limited(work));
-    const unsigned some = input_.numel() <= (1 << 23) ? std::max<unsigned>(1, few_ / images_) : few_;
+    const unsigned some = input.numel() <= (1 << 23) ? std::max<unsigned>(1, few_ / images_) : few_;
     return dim3(std::min(limited(work), some), images_);
   }
 
   // The gradient of points that list() has not written.
-  AnyFloat others() const { return AnyFloat(listed_ && !tactic_.vectors ? Tensor{} : grad_grid_); }
+  AnyFloat others() const { return AnyFloat(listed_ && !tactic.vectors ? Tensor{} : grad_grid); }
 
   // Blocks for copies between layouts.
   int64_t tiles() const {
@@ -138,13 +121,13 @@ class Backward {
   }
 
   // How many pixels of the image side by side can be read at once.
-  int copy_width() const { return pixel_width<T>(input_.data, input_.strides[0], input_.strides[1]); }
+  int copy_width() const { return pixel_width<T>(input.data, input.strides[0], input.strides[1]); }
 
   // More threads for each point where there are few points, or many channels.
   int sharing() const {
     int shift = 0;
     while (shift < 5 && (2 << shift) <= channels_ &&
-           ((16 << shift) <= channels_ || static_cast<int64_t>(ceil_div(s_.points, kThreads >> shift)) * batch_ <
+           ((16 << shift) <= channels_ || static_cast<int64_t>(ceil_div(s.points, kThreads >> shift)) * batch_ <
                                               (TAPS == 8 ? 256 : channels_ <= 4 ? 128 : 512))) {
       ++shift;
     }
@@ -154,7 +137,7 @@ class Backward {
   // Lists of points, and what pixels these make. With boxes, or without vectors, the gradient of the points too.
   cudaError_t list() {
     if constexpr (kLists) {
-      return s_.padding == kUsual ? list<kUsual>() : list<kAnyPadding>();
+      return s.padding == kUsual ? list<kUsual>() : list<kAnyPadding>();
     }
     return cudaErrorNotSupported;
   }
@@ -162,14 +145,14 @@ class Backward {
   template <int PADDING>
   cudaError_t list() {
     const int64_t counters = lists_.counters(batch_);
-    zero_kernel<<<limited(ceil_div<int64_t>(counters, 4 * kThreads)), kThreads, 0, stream_>>>(
+    zero_kernel<<<limited(ceil_div<int64_t>(counters, 4 * kThreads)), kThreads, 0, stream>>>(
         reinterpret_cast<float*>(lists_.counts), 1, counters, Left());
-    cudaError_t status = direct<kListSums>(nullptr, AnyFloat(tactic_.vectors ? Tensor{} : grad_grid_), true);
+    cudaError_t status = direct<kListSums>(nullptr, AnyFloat(tactic.vectors ? Tensor{} : grad_grid), true);
     if (status != cudaSuccess) return status;
     left_ = {lists_.runs, lists_.most};
-    status = launch_owner<T, PADDING>(s_, lists_, gradient_, output_, batch_, channels_, 2 * few_, stream_);
-    if (status == cudaSuccess && tactic_.boxes) {
-      return launch_boxes<T, PADDING>(input_, s_, gradient_, grad_grid_, left_, stream_);
+    status = launch_owner<T, PADDING>(s, lists_, gradient_, output_, batch_, channels_, 2 * few_, stream);
+    if (status == cudaSuccess && tactic.boxes) {
+      return launch_boxes<T, PADDING>(input, s, gradient_, grad_grid, left_, stream);
     }
     return status;
   }
@@ -177,50 +160,46 @@ class Backward {
   // Sums of images that are left, if they are not cleared already.
   cudaError_t clear() const {
     if (listed_) {
-      return launch(zero_kernel, blocks_of(ceil_div<int64_t>(size(), 4 * kThreads)), kThreads, 0, stream_, true, sums_,
+      return launch(zero_kernel, blocks_of(ceil_div<int64_t>(size(), 4 * kThreads)), kThreads, 0, stream, true, sums_,
                     batch_, size(), left_);
     }
     if (short_chain_) {
       const int64_t cleared = plane_sums() * batch_ * channels_;
-      return launch(zero_kernel, blocks_of(ceil_div<int64_t>(cleared, 4 * kThreads)), kThreads, 0, stream_, false,
-                    sums_, 1, cleared, left_);
+      return launch(zero_kernel, blocks_of(ceil_div<int64_t>(cleared, 4 * kThreads)), kThreads, 0, stream, false, sums_,
+                    1, cleared, left_);
     }
     if (!ordered_ && !add_) return cudaSuccess;
-    return cudaMemsetAsync(sums_, 0, plane_sums() * batch_ * channels_ * sizeof(float), stream_);
+    return cudaMemsetAsync(sums_, 0, plane_sums() * batch_ * channels_ * sizeof(float), stream);
   }
 
   cudaError_t add_in_order() const {
     const unsigned blocks = ceil_div<int64_t>(static_cast<int64_t>(batch_) * channels_, kThreads);
     ordered_kernel<T, TAPS>
-        <<<blocks, kThreads, 0, stream_>>>(s_, Dense(s_, 1), gradient_, sums_, batch_, channels_, pixels_);
+        <<<blocks, kThreads, 0, stream>>>(s, Dense(s, 1), gradient_, sums_, batch_, channels_, pixels_);
     return cudaGetLastError();
   }
 
   // In shared memory; of images of one channel the gradient of the points too.
   cudaError_t add_planes() const {
-    const Launch l = sampler::gradient::launch(problem_, tactic_, gpu_);
+    const Launch l = sampler::gradient::launch(problem, tactic, gpu);
     const int tile = l.shared_memory / static_cast<int>(sizeof(float));
     constexpr int U = TAPS == 16 ? 1 : 2;
-    const auto kernel = s_.points > kPlaneThreads ? plane_kernel<T, TAPS, U> : plane_kernel<T, TAPS, 1>;
-    const cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, l.shared_memory);
-    if (status != cudaSuccess) return status;
-    kernel<<<static_cast<unsigned>(l.blocks()), l.threads(), l.shared_memory, stream_>>>(
-        s_, Dense(s_, 1), static_cast<const T*>(input_.data), input_.strides[0], gradient_, output_,
-        AnyFloat(channels_ == 1 ? grad_grid_ : Tensor{}), channels_, pixels_, tile, ceil_div(pixels_, tile));
-    return cudaGetLastError();
+    const auto kernel = s.points > kPlaneThreads ? plane_kernel<T, TAPS, U> : plane_kernel<T, TAPS, 1>;
+    return launch_planned(kernel, l, false, stream, s, Dense(s, 1), static_cast<const T*>(input.data), input.strides[0],
+                          gradient_, output_, AnyFloat(channels_ == 1 ? grad_grid : Tensor{}), channels_, pixels_, tile,
+                          ceil_div(pixels_, tile));
   }
 
   // Image and sums in channels-last; these back to (N, C, pixels).
   cudaError_t vectors() const {
-    const T* data = static_cast<const T*>(input_.data);
-    int64_t image = input_.strides[0];
-    Space s = s_;
-    const Left rest = listed_ && (tactic_.boxes || !others().data) ? left_ : Left();
+    const T* data = static_cast<const T*>(input.data);
+    int64_t image = input.strides[0];
+    Space s = this->s;
+    const Left rest = listed_ && (tactic.boxes || !others().data) ? left_ : Left();
     if (copy_) {
-      const cudaError_t status =
-          launch(to_channels_last_kernel<T, Left>, rest.runs ? blocks_of(tiles()) : dim3(limited(tiles())), kTileThreads,
-                 0, stream_, listed_, data, image, input_.strides[1], copy_, batch_, channels_, pixels_, copy_width(),
-                 rest);
+      const cudaError_t status = launch(
+          to_channels_last_kernel<T, Left>, rest.runs ? blocks_of(tiles()) : dim3(limited(tiles())), kTileThreads, 0,
+          stream, listed_, data, image, input.strides[1], copy_, batch_, channels_, pixels_, copy_width(), rest);
       if (status != cudaSuccess) return status;
       data = copy_;
       image = size();
@@ -228,27 +207,27 @@ class Backward {
     }
     int shift = 0;
     while (shift < 3 && (V << shift) < channels_) ++shift;
-    const int64_t point = gradient_.point;
-    const bool last = grad_.strides[1] == 1 && (reinterpret_cast<uintptr_t>(grad_.data) | point * sizeof(T) |
-                                                grad_.strides[0] * sizeof(T)) % 16 == 0;
-    const int width = last ? 0 : point == 1 ? pixel_width<T>(grad_.data, grad_.strides[0], grad_.strides[1], 4) : 1;
+    const bool last =
+        grad.strides[1] == 1 &&
+        (reinterpret_cast<uintptr_t>(grad.data) | point * sizeof(T) | grad.strides[0] * sizeof(T)) % 16 == 0;
+    const int width = last ? 0 : point == 1 ? pixel_width<T>(grad.data, grad.strides[0], grad.strides[1], 4) : 1;
     const auto kernel = s.padding == kUsual ? vector_kernel<T, TAPS, kUsual> : vector_kernel<T, TAPS, kAnyPadding>;
     const unsigned blocks = ceil_div(s.points, kThreads >> shift);
     const unsigned resident = static_cast<unsigned>(std::min<int64_t>(few_, static_cast<int64_t>(blocks) * batch_));
     const cudaError_t status =
-        launch(kernel, rest.runs && TAPS <= 4 ? dim3(resident) : dim3(blocks, 1, images_), kThreads, 0, stream_,
-               listed_, s, Dense(s, channels_), data, image, gradient_, add_ ? sums_ : nullptr, others(), batch_,
-               channels_, pixels_, shift, width, left_, rest);
+        launch(kernel, rest.runs && TAPS <= 4 ? dim3(resident) : dim3(blocks, 1, images_), kThreads, 0, stream, listed_,
+               s, Dense(s, channels_), data, image, gradient_, add_ ? sums_ : nullptr, others(), batch_, channels_,
+               pixels_, shift, width, left_, rest);
     if (status != cudaSuccess || !add_) return status;
-    return launch(from_channels_last_kernel<T>, blocks_of(tiles()), kTileThreads, 0, stream_, listed_, sums_,
-                  output_, batch_, channels_, pixels_, pixel_width<T>(output_, pixels_, pixels_), left_);
+    return launch(from_channels_last_kernel<T>, blocks_of(tiles()), kTileThreads, 0, stream, listed_, sums_, output_,
+                  batch_, channels_, pixels_, pixel_width<T>(output_, pixels_, pixels_), left_);
   }
 
   // Any strides. Behind another kernel it may begin early: nothing else writes what it reads before it waits.
   template <int SUMS>
   cudaError_t direct(float* sums, const AnyFloat& grad_grid, bool early) const {
-    return s_.padding == kUsual ? direct<SUMS, kUsual>(sums, grad_grid, early)
-                                : direct<SUMS, kAnyPadding>(sums, grad_grid, early);
+    return s.padding == kUsual ? direct<SUMS, kUsual>(sums, grad_grid, early)
+                               : direct<SUMS, kAnyPadding>(sums, grad_grid, early);
   }
 
   template <int SUMS, int PADDING>
@@ -258,9 +237,9 @@ class Backward {
     const int channels = sums || grad_grid.data ? channels_ : 0;  // lists need none
     const int shift = channels ? sharing() : 0, each = ceil_div(channels, 1 << shift);
     const auto with = [&](auto kernel) {
-      return launch(kernel, dim3(ceil_div(s_.points, kThreads >> shift), 1, images_), kThreads, 0, stream_, early, s_,
-                    Dense(s_, 1), static_cast<const T*>(input_.data), input_.strides[0], input_.strides[1], gradient_,
-                    sums, grad_grid, batch_, channels, plane_sums(), shift, lists_, left_);
+      return launch(kernel, dim3(ceil_div(s.points, kThreads >> shift), 1, images_), kThreads, 0, stream, early, s,
+                    Dense(s, 1), static_cast<const T*>(input.data), input.strides[0], input.strides[1], gradient_, sums,
+                    grad_grid, batch_, channels, plane_sums(), shift, lists_, left_);
     };
     return each <= 1   ? with(direct_kernel<T, TAPS, PADDING, 1, SUMS>)
            : each == 2 ? with(direct_kernel<T, TAPS, PADDING, std::min(U, 2), SUMS>)
@@ -284,52 +263,40 @@ class Backward {
 
   // Sums to the output, in its type.
   cudaError_t round() const {
-    const int64_t n = input_.numel();
+    const int64_t n = input.numel();
     if (pairs()) {
-      return launch(add_pairs_kernel<T>, limited(ceil_div<int64_t>(n, kThreads)), kThreads, 0, stream_, true, sums_,
-                    output_, Divider(s_.size[0]), static_cast<int>(n));
+      return launch(add_pairs_kernel<T>, limited(ceil_div<int64_t>(n, kThreads)), kThreads, 0, stream, true, sums_,
+                    output_, Divider(s.size[0]), static_cast<int>(n));
     }
     if (sums_ == reinterpret_cast<float*>(output_)) return cudaSuccess;
     const int64_t each = listed_ ? size() : n;
-    return launch(round_kernel<T>, blocks_of(ceil_div<int64_t>(each, kThreads)), kThreads, 0, stream_,
+    return launch(round_kernel<T>, blocks_of(ceil_div<int64_t>(each, kThreads)), kThreads, 0, stream,
                   short_chain_ || listed_, sums_, output_, listed_ ? batch_ : 1, each, left_);
   }
 
-  const Problem& problem_;
-  const Tactic& tactic_;
-  const Gpu& gpu_;
-  const Tensor &grad_, &input_, &grad_grid_;
-  const cudaStream_t stream_;
-  const Space s_;
-  const Gradient<T> gradient_;
-  T* const output_;
-  const int batch_, channels_, pixels_;
-  const unsigned images_;
-  const int few_;                      // blocks, where most often there is nothing to do
-  const bool ordered_, add_, listed_;  // the image's gradient: in one order, or by atomics, what is listed apart
-  bool short_chain_;  // of kernels that overlap
+  const Gradient<T> gradient_{static_cast<const T*>(grad.data), grad.strides[0], grad.strides[1], point};
+  T* const output_ = static_cast<T*>(grad_input.data);
+  const int batch_ = static_cast<int>(input.sizes[0]), channels_ = static_cast<int>(input.sizes[1]);
+  const int pixels_ = static_cast<int>(problem.pixels());
+  const unsigned images_ = batch_ < 65535 ? batch_ : 65535;
+  const int few_ = 4 * gpu.multiprocessors;  // blocks, where most often there is nothing to do
+  // The image's gradient: in one order, or by atomics, what is listed apart.
+  const bool ordered_ = tactic.sums == Sums::kOrdered, add_ = tactic.adds(), listed_ = tactic.sums == Sums::kLists;
+  const bool short_chain_ = add_ && !tactic.vectors && input.numel() <= (1 << 20);  // of kernels that overlap
   float* sums_;
   T* copy_ = nullptr;  // of the image, in channels-last
-  Lists lists_;
+  Lists lists_{sampler::gradient::lists_of(problem, tactic)};
   Left left_;  // images for the kernels that follow
 };
 
 // With kernels of one type, which are compiled apart: grid_sample_backward_float.cu, _half.cu and _bfloat16.cu.
 template <class T>
-cudaError_t run_backward(const Problem& problem, const Tactic& tactic, const Gpu& gpu, const Tensor& grad,
-                         int64_t point, const Tensor& input, const Space& s, const Tensor& grad_input,
-                         const Tensor& grad_grid, int mode, void* workspace, cudaStream_t stream) {
-  return dispatch_taps(mode, s.axes, [&](auto taps) {
-    return Backward<T, taps()>(problem, tactic, gpu, grad, point, input, s, grad_input, grad_grid, workspace, stream).run();
-  });
+cudaError_t run_backward(const Call& call, int mode) {
+  return dispatch_taps(mode, call.s.axes, [&](auto taps) { return Backward<T, taps()>(call).run(); });
 }
 
-#define SVEXPORT_RUN_BACKWARD(T)                                                                                    \
-  template cudaError_t run_backward<T>(const Problem&, const Tactic&, const Gpu&, const Tensor&, int64_t, const Tensor&, \
-                                       const Space&, const Tensor&, const Tensor&, int, void*, cudaStream_t);
-
-extern SVEXPORT_RUN_BACKWARD(float)
-extern SVEXPORT_RUN_BACKWARD(__half)
-extern SVEXPORT_RUN_BACKWARD(__nv_bfloat16)
+extern template cudaError_t run_backward<float>(const Call&, int);
+extern template cudaError_t run_backward<__half>(const Call&, int);
+extern template cudaError_t run_backward<__nv_bfloat16>(const Call&, int);
 
 }  // namespace svexport::backward

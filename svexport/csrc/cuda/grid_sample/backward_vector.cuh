@@ -38,8 +38,8 @@ __global__ void __launch_bounds__(kThreads, TAPS <= 4 ? 4 : 1)
         if (width > 0) {
           const T* source = grad.data + n * grad.image + first * grad.point + block_channel * grad.channel;
           __syncthreads();
-          dispatch_width(width, [&](auto w) {
-            constexpr int W = decltype(w)::value;
+          with_constant<8, 4, 1>(width, [&](auto w) {
+            constexpr int W = w.value;
             if constexpr (W <= 4) {
               read_points<W>(tile, bits, shift, rows, source, grad.channel, grad.point, s.points - first,
                                channels - block_channel);
@@ -49,8 +49,7 @@ __global__ void __launch_bounds__(kThreads, TAPS <= 4 ? 4 : 1)
         }
         if (p >= s.points) continue;
         // Four channels of each lane at a time, so that lanes side by side add to memory side by side.
-#pragma unroll
-        for (int part = 0; part < V / 4; ++part) {
+        UNROLL for (int part = 0; part < V / 4; ++part) {
           const int in_block = (part * lanes + lane) * 4, c = block_channel + in_block;
           if (c >= channels) break;
           Vec<T, 4> g;
@@ -64,26 +63,21 @@ __global__ void __launch_bounds__(kThreads, TAPS <= 4 ? 4 : 1)
           float* target = sums + n * pixels * channels + c;
           Vec<T, 4> v[TAPS];
           if (grad_grid.data && TAPS > 1) {
-#pragma unroll
-            for (int i = 0; i < TAPS; ++i) {
+            UNROLL for (int i = 0; i < TAPS; ++i) {
               v[i] = load_if<T, 4>(source + from.offset[i], from.offset[i] >= 0);
             }
           }
           if (add) {
-#pragma unroll
-            for (int i = 0; i < TAPS; ++i) {
+            UNROLL for (int i = 0; i < TAPS; ++i) {
               float scaled[4];
-#pragma unroll
-              for (int k = 0; k < 4; ++k) scaled[k] = to.weight[i] * to_float(g.at[k]);
+              UNROLL for (int k = 0; k < 4; ++k) scaled[k] = to.weight[i] * to_float(g.at[k]);
               if (to.offset[i] >= 0) atomic_add(target + to.offset[i], scaled);
             }
           }
           if (grad_grid.data && TAPS > 1) {
-#pragma unroll
-            for (int i = 0; i < TAPS; ++i) {
+            UNROLL for (int i = 0; i < TAPS; ++i) {
               if (from.offset[i] < 0) continue;
-#pragma unroll
-              for (int k = 0; k < 4; ++k) dot[i] = fmaf(to_float(g.at[k]), to_float(v[i].at[k]), dot[i]);
+              UNROLL for (int k = 0; k < 4; ++k) dot[i] = fmaf(to_float(g.at[k]), to_float(v[i].at[k]), dot[i]);
             }
           }
         }
@@ -91,13 +85,11 @@ __global__ void __launch_bounds__(kThreads, TAPS <= 4 ? 4 : 1)
       if (grad_grid.data == nullptr) continue;
       float gradient[3] = {};
       if (TAPS > 1 && p < s.points) to_coordinates(point, dot, gradient);
-#pragma unroll
-      for (int a = 0; a < Point<TAPS>::AXES; ++a) {
+      UNROLL for (int a = 0; a < Point<TAPS>::AXES; ++a) {
         for (int mask = lanes / 2; mask > 0; mask /= 2) gradient[a] += __shfl_xor_sync(~0u, gradient[a], mask);
       }
       if (lane == 0 && p < s.points) {
-#pragma unroll
-        for (int a = 0; a < Point<TAPS>::AXES; ++a) {
+        UNROLL for (int a = 0; a < Point<TAPS>::AXES; ++a) {
           if (a < s.axes) grad_grid.set((static_cast<int64_t>(n) * s.points + p) * s.axes + a, gradient[a]);
         }
       }

@@ -122,13 +122,7 @@ struct Share {
             source += between_sources;
           }
         };
-        if (box.unit == 16) {
-          each(std::integral_constant<int, 16>());
-        } else if (box.unit == 4) {
-          each(std::integral_constant<int, 4>());
-        } else {
-          each(std::integral_constant<int, 2>());
-        }
+        with_constant<16, 4, 2>(box.unit, each);
       }
       i += slots;
       if (i >= box.rows * box.chunks) break;
@@ -143,12 +137,9 @@ template <int TAPS, int POINTS>
 __device__ __forceinline__ void bounds(const Point<TAPS> (&points)[POINTS], const bool (&valid)[POINTS],
                                        int (&edges)[4]) {
   int low[4] = {INT32_MAX, INT32_MAX, INT32_MAX, INT32_MAX};
-#pragma unroll
-  for (int k = 0; k < POINTS; ++k) {
-#pragma unroll
-    for (int a = 0; a < 2; ++a) {
-#pragma unroll
-      for (int i = 0; i < Point<TAPS>::K; ++i) {
+  UNROLL for (int k = 0; k < POINTS; ++k) {
+    UNROLL for (int a = 0; a < 2; ++a) {
+      UNROLL for (int i = 0; i < Point<TAPS>::K; ++i) {
         const int index = points[k].axis[a].index[i];
         if (!valid[k] || index < 0) continue;
         low[a] = min(low[a], index);
@@ -159,8 +150,7 @@ __device__ __forceinline__ void bounds(const Point<TAPS> (&points)[POINTS], cons
   __syncthreads();
   if (threadIdx.x < 4) edges[threadIdx.x] = INT32_MAX;
   __syncthreads();
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
+  UNROLL for (int i = 0; i < 4; ++i) {
 #if __CUDA_ARCH__ >= 800
     const int least = __reduce_min_sync(~0u, low[i]);
     if (threadIdx.x % 32 == 0) atomicMin(edges + i, least);

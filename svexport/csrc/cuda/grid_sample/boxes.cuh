@@ -60,12 +60,10 @@ __global__ void __launch_bounds__(kThreads, 4)
 
     int offset[POINTS][TAPS];
     float weight[POINTS][TAPS];
-#pragma unroll
-    for (int k = 0; k < POINTS; ++k) {
+    UNROLL for (int k = 0; k < POINTS; ++k) {
       const Pixels<2>&across = points[k].axis[0], &down = points[k].axis[1];
       const int corner = box.origin + across.first * ITEM + down.first * box.row;
-#pragma unroll
-      for (int i = 0; i < TAPS; ++i) {
+      UNROLL for (int i = 0; i < TAPS; ++i) {
         const bool inside = valid[k] && across.inside[i % 2] && down.inside[i / 2];
         offset[k][i] = inside ? corner + i % 2 * ITEM + i / 2 * box.row : box.zeros();
         weight[k][i] = points[k].weight(i);
@@ -85,10 +83,8 @@ __global__ void __launch_bounds__(kThreads, 4)
 #pragma unroll 4
       for (int i = 0; i < count; ++i, target += output.channel) {
         float sum[POINTS] = {};
-#pragma unroll
-        for (int k = 0; k < POINTS; ++k) {
-#pragma unroll
-          for (int j = 0; j < TAPS; ++j) {
+        UNROLL for (int k = 0; k < POINTS; ++k) {
+          UNROLL for (int j = 0; j < TAPS; ++j) {
             const T pixel = *reinterpret_cast<const T*>(from + i * distance + offset[k][j]);
             sum[k] = fmaf(weight[k][j], to_float(pixel), sum[k]);
           }
@@ -96,8 +92,7 @@ __global__ void __launch_bounds__(kThreads, 4)
         if constexpr (kBeside && pairs.value) {
           if (valid[0]) store(target, rounded<T>(sum));
         } else {
-#pragma unroll
-          for (int k = 0; k < POINTS; ++k) {
+          UNROLL for (int k = 0; k < POINTS; ++k) {
             if (valid[k]) target[k * step * output.point] = from_float<T>(sum[k]);
           }
         }
@@ -113,11 +108,11 @@ __global__ void __launch_bounds__(kThreads, 4)
       const char* from = pixels + stage * part;
       const int count = min(together, end - c);
       if (tiles.pairs && box.bytes == kSmallBox<T>) {
-        gather(from, count, std::integral_constant<int, kSmallBox<T>>(), std::true_type());
+        gather(from, count, Int<kSmallBox<T>>(), std::true_type());
       } else if (tiles.pairs && box.bytes == kUsualBox<T>) {
-        gather(from, count, std::integral_constant<int, kUsualBox<T>>(), std::true_type());
+        gather(from, count, Int<kUsualBox<T>>(), std::true_type());
       } else {
-        gather(from, count, std::integral_constant<int, 0>(), std::false_type());
+        gather(from, count, Int<0>(), std::false_type());
       }
       stage = stage == kStages - 1 ? 0 : stage + 1;
     }

@@ -164,10 +164,10 @@ cudaError_t sample(const Tensor& input, const Tensor& grid, const Tensor& output
         return Call<T, taps.value, padding.value>{problem, tactic, gpu, input, s, to, workspace, stream}();
       };
       if constexpr (taps.value == 4) {
-        if (s.padding == kZeros) return with(std::integral_constant<int, kZeros>());
-        if (s.padding == kPixels) return with(std::integral_constant<int, kPixels>());
+        return with_constant<kZeros, kPixels, kAnyPadding>(s.padding, with);
+      } else {
+        return with(Int<kAnyPadding>());
       }
-      return with(std::integral_constant<int, kAnyPadding>());
     });
   });
 }

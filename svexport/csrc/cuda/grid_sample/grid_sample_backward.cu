@@ -38,10 +38,8 @@ cudaError_t grid_sample_backward(const Tensor& grad, const Tensor& input, const 
                                                         grad_input.data, grad_grid.data);
   if (problem.pixels() > INT32_MAX) return cudaErrorNotSupported;
   const Tactic tactic = choose(problem, gpu, forced);
-  return dispatch_float(input.dtype, [&](auto* p) {
-    return run_backward<element_t<decltype(p)>>(problem, tactic, gpu, grad, point, input, s, grad_input, grad_grid,
-                                                mode, workspace, stream);
-  });
+  const Call call{problem, tactic, gpu, grad, input, grad_input, grad_grid, point, s, workspace, stream};
+  return dispatch_float(input.dtype, [&](auto* p) { return run_backward<element_t<decltype(p)>>(call, mode); });
 }
 
 }  // namespace svexport

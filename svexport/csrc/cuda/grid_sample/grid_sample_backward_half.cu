@@ -1,7 +1,3 @@
 #include "grid_sample/backward_run.cuh"
 
-namespace svexport::backward {
-
-SVEXPORT_RUN_BACKWARD(__half)
-
-}  // namespace svexport::backward
+template cudaError_t svexport::backward::run_backward<__half>(const Call&, int);

@@ -13,7 +13,6 @@ namespace svexport {
 // output: (N, C, gH, gW) or (N, C, gD, gH, gW), the type of input, any float type if that is int8; its points must be
 // evenly spaced in memory, as they are in NCHW and channels-last.
 // mode: 0 bilinear, 1 nearest, 2 bicubic (4-D only); padding: 0 zeros, 1 border, 2 reflection.
-// tactic: the id of one of tactics.h; 0, or one that is not for these tensors: the cheapest.
 // workspace: grid_sample_workspace bytes, aligned to 16, or null. With it an NCHW image of many points is read through
 // shared memory or, if its points turn out to scatter, copied to channels-last before: up to several times faster.
 cudaError_t grid_sample(const Tensor& input, const Tensor& grid, const Tensor& output, int mode, int padding,

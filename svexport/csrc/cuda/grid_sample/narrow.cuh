@@ -37,25 +37,20 @@ __global__ void __launch_bounds__(kThreads)
       for (int r = row; r < left && c < end; r += rows) {
         const Taps<TAPS>& taps = points[r];
         Vec<T, W> v[kParts][TAPS];
-#pragma unroll
-        for (int i = 0; i < TAPS; ++i) {
+        UNROLL for (int i = 0; i < TAPS; ++i) {
           const T* pixel = source + taps.offset[i];
           const bool inside = taps.offset[i] >= 0;
           v[0][i] = load_if<T, W>(pixel, inside);
           v[1][i] = load_if<T, W>(pixel + part, inside && more);
         }
         float sum[kParts][W] = {};
-#pragma unroll
-        for (int i = 0; i < TAPS; ++i) {
+        UNROLL for (int i = 0; i < TAPS; ++i) {
           const float weight = taps.weight[i];
-#pragma unroll
-          for (int k = 0; k < kParts; ++k) add_scaled(sum[k], weight, v[k][i]);
+          UNROLL for (int k = 0; k < kParts; ++k) add_scaled(sum[k], weight, v[k][i]);
         }
         T* to = tile + lane * W * pitch + r;
-#pragma unroll
-        for (int k = 0; k < kParts; ++k) {
-#pragma unroll
-          for (int w = 0; w < W; ++w) to[(k * part + w) * pitch] = from_float<T>(sum[k][w]);
+        UNROLL for (int k = 0; k < kParts; ++k) {
+          UNROLL for (int w = 0; w < W; ++w) to[(k * part + w) * pitch] = from_float<T>(sum[k][w]);
         }
       }
       __syncthreads();

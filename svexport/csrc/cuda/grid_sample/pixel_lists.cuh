@@ -59,21 +59,17 @@ struct Left {
 __device__ __forceinline__ void list(const Space& s, const Lists& lists, int n, int p, const Point<4>& point) {
   constexpr int K = 2, TAPS = 4;
   int column[K], row[K], firsts = 0;
-#pragma unroll
-  for (int i = 0; i < K; ++i) {  // an index of -1 is in tile -1
+  UNROLL for (int i = 0; i < K; ++i) {  // an index of -1 is in tile -1
     column[i] = p < s.points ? point.axis[0].index[i] >> lists.log_width : -1;
     if (i > 0 && column[i] == column[0]) column[i] = -1;
   }
-#pragma unroll
-  for (int j = 0; j < K; ++j) {
+  UNROLL for (int j = 0; j < K; ++j) {
     row[j] = p < s.points ? point.axis[1].index[j] >> lists.log_height : -1;
     bool listed = false;
-#pragma unroll
-    for (int i = 0; i < j; ++i) listed = listed || row[i] == row[j];
+    UNROLL for (int i = 0; i < j; ++i) listed = listed || row[i] == row[j];
     if (listed) row[j] = -1;
   }
-#pragma unroll
-  for (int i = 0; i < TAPS; ++i) {
+  UNROLL for (int i = 0; i < TAPS; ++i) {
     const int x = column[i % K], y = row[i / K], tile = x < 0 || y < 0 ? -1 : y * lists.across + x;
     if (!__any_sync(~0u, tile >= 0)) continue;
     const unsigned together = __match_any_sync(~0u, tile), before = together & ((1u << threadIdx.x % 32) - 1);
@@ -135,21 +131,18 @@ __global__ void __launch_bounds__(kOwnerThreads, W == 8 ? 3 : 4)
     __syncthreads();
     for (int i = threadIdx.x; i < width * height; i += kOwnerThreads) heads[i] = Link::kNone;
     int points[SHARE];
-#pragma unroll
-    for (int u = 0; u < SHARE; ++u) {
+    UNROLL for (int u = 0; u < SHARE; ++u) {
       const int i = threadIdx.x + u * kOwnerThreads;
       points[u] = load_if<int, 1>(lists.points + index * length + i, i < count).at[0];
     }
     __syncthreads();
     uint32_t offsets[SHARE];  // bytes
-#pragma unroll
-    for (int u = 0; u < SHARE; ++u) {
+    UNROLL for (int u = 0; u < SHARE; ++u) {
       const int i = threadIdx.x + u * kOwnerThreads;
       offsets[u] = static_cast<uint32_t>(points[u] * grad.point * sizeof(T));
       if (i >= count) continue;
       const Point<TAPS> point = locate<TAPS, PADDING>(s, n, points[u]);
-#pragma unroll
-      for (int k = 0; k < TAPS; ++k) {
+      UNROLL for (int k = 0; k < TAPS; ++k) {
         const int x = point.axis[0].index[Point<TAPS>::at(k, 0)] - left, y = point.axis[1].index[k / 2] - top;
         if (static_cast<unsigned>(x) >= width || static_cast<unsigned>(y) >= height) continue;
         const int link = k * length + i;
@@ -159,12 +152,10 @@ __global__ void __launch_bounds__(kOwnerThreads, W == 8 ? 3 : 4)
     }
     Vec<T, W> next[SHARE];
     const auto fetch = [&](int c) {  // threads without a point read that of point 0
-#pragma unroll
-      for (int u = 0; u < SHARE; ++u) {
+      UNROLL for (int u = 0; u < SHARE; ++u) {
         if (u * kOwnerThreads >= count) break;
         const char* source = reinterpret_cast<const char*>(grad.data + n * grad.image + c * grad.channel);
-#pragma unroll
-        for (int k = 0; k < W; ++k) {
+        UNROLL for (int k = 0; k < W; ++k) {
           if (c + k < end) next[u].at[k] = __ldg(reinterpret_cast<const T*>(source + offsets[u]));
           source += grad.channel * sizeof(T);
         }
@@ -173,8 +164,7 @@ __global__ void __launch_bounds__(kOwnerThreads, W == 8 ? 3 : 4)
     fetch(begin);
     for (int c = begin; c < end; c += W) {
       __syncthreads();
-#pragma unroll
-      for (int u = 0; u < SHARE; ++u) {
+      UNROLL for (int u = 0; u < SHARE; ++u) {
         const int i = threadIdx.x + u * kOwnerThreads;
         if (i < count) values[value_of(i)] = next[u];
       }
@@ -186,8 +176,7 @@ __global__ void __launch_bounds__(kOwnerThreads, W == 8 ? 3 : 4)
         float sum[2][W] = {};
         int link[2] = {heads[i], heads[i + 1]};
         while (link[0] != Link::kNone || link[1] != Link::kNone) {
-#pragma unroll
-          for (int k = 0; k < 2; ++k) {
+          UNROLL for (int k = 0; k < 2; ++k) {
             if (link[k] == Link::kNone) continue;
             const Link l = links[link[k]];
             add_scaled(sum[k], l.weight, values[l.value]);
@@ -195,8 +184,7 @@ __global__ void __launch_bounds__(kOwnerThreads, W == 8 ? 3 : 4)
           }
         }
         T* target = output + (static_cast<int64_t>(n) * channels + c) * pixels + y * s.size[0] + x;
-#pragma unroll
-        for (int k = 0; k < W; ++k, target += pixels) {
+        UNROLL for (int k = 0; k < W; ++k, target += pixels) {
           if (c + k >= end) break;
           const Vec<T, 2> both{from_float<T>(sum[0][k]), from_float<T>(sum[1][k])};
           if (pairs) {

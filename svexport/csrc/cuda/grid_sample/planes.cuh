@@ -14,15 +14,14 @@ struct Cells {
 
   template <int PADDING, class G>
   __device__ __forceinline__ void find(const Space& s, const Vec<G, 2 * POINTS>& coordinates) {
-#pragma unroll
-    for (int k = 0; k < POINTS; ++k) {
+    UNROLL for (int k = 0; k < POINTS; ++k) {
       Point<4> point;
-#pragma unroll
-      for (int a = 0; a < 2; ++a) point.axis[a] = pixels<2>(to_float(coordinates.at[2 * k + a]), a, 2, s, PADDING);
+      UNROLL for (int a = 0; a < 2; ++a) {
+        point.axis[a] = pixels<2>(to_float(coordinates.at[2 * k + a]), a, 2, s, PADDING);
+      }
       x[k] = point.axis[0].first;
       y[k] = point.axis[1].first;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
+      UNROLL for (int i = 0; i < 4; ++i) {
         inside[k][i / 2][i % 2] = point.axis[0].inside[i % 2] && point.axis[1].inside[i / 2];
         weight[k][i / 2][i % 2] = point.weight(i);
       }
@@ -35,24 +34,18 @@ template <int TOGETHER, int POINTS, class T>
 __device__ __forceinline__ void gather(const Space& s, const Cells<POINTS>& cells, const T* plane, int64_t channel,
                                        T* target, int64_t target_channel, int count) {
   int offset[POINTS];
-#pragma unroll
-  for (int k = 0; k < POINTS; ++k) offset[k] = static_cast<uint32_t>(cells.y[k]) * s.stride[1] + cells.x[k];
+  UNROLL for (int k = 0; k < POINTS; ++k) offset[k] = static_cast<uint32_t>(cells.y[k]) * s.stride[1] + cells.x[k];
 #pragma unroll TOGETHER
   for (int c = 0; c < count; ++c, plane += channel, target += target_channel) {
     float sum[POINTS] = {};
-#pragma unroll
-    for (int k = 0; k < POINTS; ++k) {
+    UNROLL for (int k = 0; k < POINTS; ++k) {
       T v[2][2];
-#pragma unroll
-      for (int y = 0; y < 2; ++y) {
+      UNROLL for (int y = 0; y < 2; ++y) {
         const T* row = plane + (offset[k] + y * s.stride[1]);
-#pragma unroll
-        for (int x = 0; x < 2; ++x) v[y][x] = load_if<T, 1>(row + x, cells.inside[k][y][x]).at[0];
+        UNROLL for (int x = 0; x < 2; ++x) v[y][x] = load_if<T, 1>(row + x, cells.inside[k][y][x]).at[0];
       }
-#pragma unroll
-      for (int y = 0; y < 2; ++y) {
-#pragma unroll
-        for (int x = 0; x < 2; ++x) sum[k] = fmaf(cells.weight[k][y][x], to_float(v[y][x]), sum[k]);
+      UNROLL for (int y = 0; y < 2; ++y) {
+        UNROLL for (int x = 0; x < 2; ++x) sum[k] = fmaf(cells.weight[k][y][x], to_float(v[y][x]), sum[k]);
       }
     }
     store(target, rounded<T>(sum));
@@ -64,26 +57,21 @@ template <int POINTS, class T>
 __device__ __forceinline__ void gather_by_rows(const Space& s, const Cells<POINTS>& cells, const T* plane,
                                                int64_t channel, T* target, int64_t target_channel, int count) {
   int offset[POINTS];
-#pragma unroll
-  for (int k = 0; k < POINTS; ++k) offset[k] = static_cast<uint32_t>(cells.y[k]) * s.stride[1] + cells.x[k];
+  UNROLL for (int k = 0; k < POINTS; ++k) offset[k] = static_cast<uint32_t>(cells.y[k]) * s.stride[1] + cells.x[k];
 #pragma unroll 1
   for (int c = 0; c < count; ++c, plane += channel, target += target_channel) {
     float sum[POINTS] = {};
 #pragma unroll 1
     for (int y = 0; y < 2; ++y) {
       T v[POINTS][2];
-#pragma unroll
-      for (int k = 0; k < POINTS; ++k) {
+      UNROLL for (int k = 0; k < POINTS; ++k) {
         const T* row = plane + (offset[k] + y * s.stride[1]);
-#pragma unroll
-        for (int x = 0; x < 2; ++x) {
+        UNROLL for (int x = 0; x < 2; ++x) {
           v[k][x] = load_if<T, 1>(row + x, y ? cells.inside[k][1][x] : cells.inside[k][0][x]).at[0];
         }
       }
-#pragma unroll
-      for (int k = 0; k < POINTS; ++k) {
-#pragma unroll
-        for (int x = 0; x < 2; ++x) {
+      UNROLL for (int k = 0; k < POINTS; ++k) {
+        UNROLL for (int x = 0; x < 2; ++x) {
           sum[k] = fmaf(y ? cells.weight[k][1][x] : cells.weight[k][0][x], to_float(v[k][x]), sum[k]);
         }
       }
@@ -115,8 +103,7 @@ __global__ void __launch_bounds__(1024)
     gather_by_rows(s, cells, plane, channel, target, output.channel, count);
   }
   if (output.mask && begin == 0) {
-#pragma unroll
-    for (int k = 0; k < POINTS; ++k) output.set_mask(index + k, cells.inside[k][0][0] ? 0 : -1);
+    UNROLL for (int k = 0; k < POINTS; ++k) output.set_mask(index + k, cells.inside[k][0][0] ? 0 : -1);
   }
 }
 

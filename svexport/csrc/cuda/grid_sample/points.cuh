@@ -47,8 +47,7 @@ __global__ void __launch_bounds__(kThreads, W == 1 || sizeof(F) == 1 ? 1 : TAPS 
     const F* source = image.at(n, begin);
     CodeWeights integers[INTEGERS ? TAPS / 4 : 1];
     const float factor = fmaf(0.0f, taps.weight[0], image.scale / CodeWeights::kOne);  // NaN where weights are
-#pragma unroll
-    for (int i = 0; i < TAPS && INTEGERS; i += 4) {
+    UNROLL for (int i = 0; i < TAPS && INTEGERS; i += 4) {
       integers[i / 4] = CodeWeights(taps.weight[i], taps.weight[i + 1], taps.weight[i + 2], taps.weight[i + 3]);
     }
     int c = begin;
@@ -56,8 +55,7 @@ __global__ void __launch_bounds__(kThreads, W == 1 || sizeof(F) == 1 ? 1 : TAPS 
       constexpr int U = groups.value;
       float sum[U][W] = {};
       const F* from[U];
-#pragma unroll
-      for (int u = 0; u < U; ++u) {
+      UNROLL for (int u = 0; u < U; ++u) {
         from[u] = source;
         c += W << shift;
         if constexpr (CODES) {
@@ -66,44 +64,36 @@ __global__ void __launch_bounds__(kThreads, W == 1 || sizeof(F) == 1 ? 1 : TAPS 
           source += (W << shift) * (W == 1 ? image.block : 1);
         }
       }
-#pragma unroll
-      for (int i = 0; i < TAPS; i += AT_ONCE) {
+      UNROLL for (int i = 0; i < TAPS; i += AT_ONCE) {
         Vec<F, W> v[U][AT_ONCE];
-#pragma unroll
-        for (int u = 0; u < U; ++u) {
-#pragma unroll
-          for (int j = 0; j < AT_ONCE; ++j) {
+        UNROLL for (int u = 0; u < U; ++u) {
+          UNROLL for (int j = 0; j < AT_ONCE; ++j) {
             v[u][j] = load_if<F, W>(from[u] + taps.offset[i + j], taps.offset[i + j] >= 0);
           }
         }
-#pragma unroll
-        for (int u = 0; u < U; ++u) {
+        UNROLL for (int u = 0; u < U; ++u) {
           if constexpr (INTEGERS) {
             add_scaled(sum[u], factor, integers[i / 4], v[u]);
           } else {
-#pragma unroll
-            for (int j = 0; j < AT_ONCE; ++j) add_scaled(sum[u], taps.weight[i + j], v[u][j]);
+            UNROLL for (int j = 0; j < AT_ONCE; ++j) add_scaled(sum[u], taps.weight[i + j], v[u][j]);
           }
         }
       }
-#pragma unroll
-      for (int u = 0; u < U; ++u) {
+      UNROLL for (int u = 0; u < U; ++u) {
         const int of = c - ((U - u) * W << shift);
         const bool whole = !CODES || W == 1 || of + W <= last;
         T* to = target;
-#pragma unroll
-        for (int k = 0; k < W; k += V) {
+        UNROLL for (int k = 0; k < W; k += V) {
           Vec<T, V> v;
-#pragma unroll
-          for (int i = 0; i < V; ++i) v.at[i] = from_float<T>(CODES && !INTEGERS ? sum[u][k + i] * image.scale : sum[u][k + i]);
+          UNROLL for (int i = 0; i < V; ++i) {
+            v.at[i] = from_float<T>(CODES && !INTEGERS ? sum[u][k + i] * image.scale : sum[u][k + i]);
+          }
           if (together && of + k + V <= last) {
             store(target + k, v);
           } else if (whole) {
-#pragma unroll
-            for (int i = 0; i < V; ++i, to = opaque(to + output.channel)) *to = v.at[i];
+            UNROLL for (int i = 0; i < V; ++i, to = opaque(to + output.channel)) *to = v.at[i];
           } else {
-#pragma unroll
-            for (int i = 0; i < V; ++i) {
+            UNROLL for (int i = 0; i < V; ++i) {
               if (of + k + i < last) target[(k + i) * output.channel] = v.at[i];
             }
           }
@@ -111,9 +101,9 @@ __global__ void __launch_bounds__(kThreads, W == 1 || sizeof(F) == 1 ? 1 : TAPS 
         target += (W << shift) * output.channel;
       }
     };
-    while (c + (GROUPS - 1) * (W << shift) < last) step(std::integral_constant<int, GROUPS>());
+    while (c + (GROUPS - 1) * (W << shift) < last) step(Int<GROUPS>());
     if constexpr (GROUPS > 1) {
-      while (c < last) step(std::integral_constant<int, 1>());
+      while (c < last) step(Int<1>());
     }
   }
 }

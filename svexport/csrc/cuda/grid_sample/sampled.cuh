@@ -44,13 +44,12 @@ __global__ void __launch_bounds__(kSampledThreads)
     return load_if<G, 2 * points.value>(grid + 2 * (static_cast<int64_t>(n) * s.points + p), p < s.points);
   };
   const auto set_mask = [&](const auto& cells, int n, int p, auto points) {
-#pragma unroll
-    for (int k = 0; k < points.value; ++k) {
+    UNROLL for (int k = 0; k < points.value; ++k) {
       output.set_mask(static_cast<int64_t>(n) * s.points + p + k, cells.inside[k][0][0] ? 0 : -1);
     }
   };
   const auto from_memory = [&](auto points) {
-    constexpr int W = decltype(points)::value;
+    constexpr int W = points.value;
     const int blocks = work.blocks * (POINTS / W);
     for (int i = blockIdx.x; i < blocks * work.chunks * work.batch; i += gridDim.x) {
       const int rest = i / blocks, n = rest / work.chunks, begin = (rest - n * work.chunks) * work.chunk;
@@ -66,9 +65,9 @@ __global__ void __launch_bounds__(kSampledThreads)
   };
   if (2 * __syncthreads_count(far) <= work.far * kSamples) {
     if (POINTS > 1 && 2 * __syncthreads_count(tilted) <= kSamples) {
-      from_memory(std::integral_constant<int, POINTS>());
+      from_memory(Int<POINTS>());
     } else {  // then a warp reads as few rows as it can
-      from_memory(std::integral_constant<int, 1>());
+      from_memory(Int<1>());
     }
     return;
   }
@@ -102,15 +101,9 @@ __global__ void __launch_bounds__(kSampledThreads)
       }
     };
     __syncthreads();
-    if (work.unit == 8) {
-      copy(std::integral_constant<int, 8>());
-    } else if (work.unit == 4) {
-      copy(std::integral_constant<int, 4>());
-    } else {
-      copy(std::integral_constant<int, 2>());
-    }
+    with_constant<8, 4, 2>(work.unit, copy);
     __pipeline_commit();
-    constexpr std::integral_constant<int, POINTS> points;
+    constexpr Int<POINTS> points;
     constexpr int kStep = kSampledThreads * POINTS;
     int p = first + threadIdx.x * POINTS;
     auto next = read(n, p, points);
@@ -125,13 +118,11 @@ __global__ void __launch_bounds__(kSampledThreads)
       if (output.mask && begin == 0 && band == 0) set_mask(cells, n, p, points);
       int offset[POINTS][2][2];
       bool here[POINTS], all = true;
-#pragma unroll
-      for (int k = 0; k < POINTS; ++k) {
+      UNROLL for (int k = 0; k < POINTS; ++k) {
         here[k] = cells.y[k] >= low && cells.y[k] <= high;
         all = all && here[k];
         const int corner = (cells.y[k] - top) * work.pitch + cells.x[k] * static_cast<int>(sizeof(T));
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
+        UNROLL for (int j = 0; j < 4; ++j) {
           const int inner = corner + j / 2 * work.pitch + j % 2 * static_cast<int>(sizeof(T));
           offset[k][j / 2][j % 2] = here[k] && cells.inside[k][j / 2][j % 2] ? inner : work.zeros;
         }
@@ -141,10 +132,8 @@ __global__ void __launch_bounds__(kSampledThreads)
 #pragma unroll 2
       for (int c = 0; c < count; ++c, plane += work.bytes, to += output.channel) {
         float sum[POINTS] = {};
-#pragma unroll
-        for (int k = 0; k < POINTS; ++k) {
-#pragma unroll
-          for (int j = 0; j < 4; ++j) {
+        UNROLL for (int k = 0; k < POINTS; ++k) {
+          UNROLL for (int j = 0; j < 4; ++j) {
             const T pixel = *reinterpret_cast<const T*>(plane + offset[k][j / 2][j % 2]);
             sum[k] = fmaf(cells.weight[k][j / 2][j % 2], to_float(pixel), sum[k]);
           }
@@ -152,8 +141,7 @@ __global__ void __launch_bounds__(kSampledThreads)
         if (all) {
           store(to, rounded<T>(sum));
         } else {
-#pragma unroll
-          for (int k = 0; k < POINTS; ++k) {
+          UNROLL for (int k = 0; k < POINTS; ++k) {
             if (here[k]) to[k] = from_float<T>(sum[k]);
           }
         }

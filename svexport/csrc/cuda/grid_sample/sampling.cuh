@@ -72,15 +72,11 @@ __device__ __forceinline__ void read_coordinates(const Space& s, const int64_t (
     data = static_cast<G*>(s.grid.data);
     if (AXES == 2 && s.grid_pairs) {
       Vec<G, 2> v[POINTS];
-#pragma unroll
-      for (int k = 0; k < POINTS; ++k) v[k] = load_if<G, 2>(data + offset[k], true);
-#pragma unroll
-      for (int k = 0; k < POINTS; ++k) x[k][0] = to_float(v[k].at[0]), x[k][1] = to_float(v[k].at[1]);
+      UNROLL for (int k = 0; k < POINTS; ++k) v[k] = load_if<G, 2>(data + offset[k], true);
+      UNROLL for (int k = 0; k < POINTS; ++k) x[k][0] = to_float(v[k].at[0]), x[k][1] = to_float(v[k].at[1]);
     } else {
-#pragma unroll
-      for (int k = 0; k < POINTS; ++k) {
-#pragma unroll
-        for (int a = 0; a < AXES; ++a) x[k][a] = to_float(data[offset[k] + a * s.grid_coordinate]);
+      UNROLL for (int k = 0; k < POINTS; ++k) {
+        UNROLL for (int a = 0; a < AXES; ++a) x[k][a] = to_float(data[offset[k] + a * s.grid_coordinate]);
       }
     }
   };
@@ -97,8 +93,7 @@ __device__ __forceinline__ void read_coordinates(const Space& s, const int64_t (
 template <int AXES, int POINTS>
 __device__ __forceinline__ void coordinates(const Space& s, int n, const int (&p)[POINTS], float (&x)[POINTS][3]) {
   int64_t offset[POINTS];
-#pragma unroll
-  for (int k = 0; k < POINTS; ++k) {
+  UNROLL for (int k = 0; k < POINTS; ++k) {
     uint32_t rest = p[k];
     offset[k] = n * s.grid_image + s.across.split(rest) * s.grid_stride[0];
     if (AXES == 3) offset[k] += s.down.split(rest) * s.grid_stride[1];
@@ -138,8 +133,7 @@ __device__ __forceinline__ Pixels<K> pixels(float x, int axis, int axes, const S
     const bool seen = x >= 0 && x < last;
     const float first = floorf(x);
     result.first = static_cast<int>(first);
-#pragma unroll
-    for (int i = 0; i < K; ++i) {
+    UNROLL for (int i = 0; i < K; ++i) {
       result.inside[i] = seen;
       result.index[i] = seen ? result.first + i : -1;
       result.weight[i] = !seen ? 0.0f : i ? x - first : 1 - (x - first);
@@ -165,8 +159,7 @@ __device__ __forceinline__ Pixels<K> pixels(float x, int axis, int axes, const S
   if constexpr (K == 4) {
     const float first = floorf(x), t = __fsub_rn(x, first);
     constexpr float a = -0.75f;
-#pragma unroll
-    for (int i = 0; i < K; ++i) {
+    UNROLL for (int i = 0; i < K; ++i) {
       const float d = i == 0 ? t + 1 : i == 1 ? t : i == 2 ? 1 - t : 2 - t;  // distance of the pixel
       const bool far = i == 0 || i == 3;
       result.weight[i] = far ? ((a * d - 5 * a) * d + 8 * a) * d - 4 * a : ((a + 2) * d - (a + 3)) * d * d + 1;
@@ -194,8 +187,7 @@ __device__ __forceinline__ Pixels<K> pixels(float x, int axis, int axes, const S
   } else {
     const float first = floorf(x), t = __fsub_rn(x, first);
     result.first = __float2int_rd(fmaxf(x, -2.0f));  // NaN: outside
-#pragma unroll
-    for (int i = 0; i < K; ++i) {
+    UNROLL for (int i = 0; i < K; ++i) {
       const uint32_t pixel = static_cast<uint32_t>(result.first) + i;
       result.inside[i] = pixel < static_cast<uint32_t>(size);
       result.index[i] = result.inside[i] ? static_cast<int>(pixel) : -1;
@@ -218,8 +210,7 @@ struct Point {
   // In elements from the first pixel, pixels being `stride` apart; -1: outside, where the image is 0.
   __device__ __forceinline__ int offset(int tap, const int (&stride)[3]) const {
     int sum = 0, outside = 0;
-#pragma unroll
-    for (int a = 0; a < AXES; ++a) {
+    UNROLL for (int a = 0; a < AXES; ++a) {
       const int index = axis[a].index[at(tap, a)];
       sum += index * stride[a];
       outside |= index;
@@ -230,16 +221,14 @@ struct Point {
   __device__ __forceinline__ float weight(int tap) const {
     if (TAPS == 1) return 1;
     float product = axis[AXES - 1].weight[at(tap, AXES - 1)];
-#pragma unroll
-    for (int a = AXES - 2; a >= 0; --a) product *= axis[a].weight[at(tap, a)];
+    UNROLL for (int a = AXES - 2; a >= 0; --a) product *= axis[a].weight[at(tap, a)];
     return product;
   }
 
   // d(weight)/d(coordinate along `along`)
   __device__ __forceinline__ float slope(int tap, int along) const {
     float product = axis[along].slope[at(tap, along)];
-#pragma unroll
-    for (int a = 0; a < AXES; ++a) {
+    UNROLL for (int a = 0; a < AXES; ++a) {
       if (a != along) product *= axis[a].weight[at(tap, a)];
     }
     return product;
@@ -263,10 +252,8 @@ __device__ __forceinline__ void locate(const Space& s, int n, const int (&p)[POI
   } else {
     coordinates<3>(s, n, p, x);
   }
-#pragma unroll
-  for (int k = 0; k < POINTS; ++k) {
-#pragma unroll
-    for (int a = 0; a < AXES; ++a) {
+  UNROLL for (int k = 0; k < POINTS; ++k) {
+    UNROLL for (int a = 0; a < AXES; ++a) {
       if (a < axes) {
         points[k].axis[a] = pixels<K>(x[k][a], a, axes, s, PADDING == kAnyPadding ? s.padding : PADDING);
       } else {
@@ -291,8 +278,7 @@ struct Taps {
 
   Taps() = default;
   __device__ __forceinline__ Taps(const Point<TAPS>& point, const int (&stride)[3]) {
-#pragma unroll
-    for (int i = 0; i < TAPS; ++i) {
+    UNROLL for (int i = 0; i < TAPS; ++i) {
       offset[i] = point.offset(i, stride);
       weight[i] = point.weight(i);
     }
@@ -320,8 +306,7 @@ __device__ __forceinline__ void write_points(const uint4* tile, int bits, int sh
     const int granule = u & (lanes - 1), p = (u >> shift) * (8 * W) + group * W, c = granule * V + word * kPerWord;
     if (p >= points || c >= channels) continue;
     T values[kPerWord][W];
-#pragma unroll
-    for (int i = 0; i < W; ++i) {
+    UNROLL for (int i = 0; i < W; ++i) {
       const uint32_t bytes = words[swizzled((p + i) * lanes + granule, bits) * 4 + word];
       memcpy(&values[0][i], &bytes, sizeof(T));
       if constexpr (kPerWord == 2) {
@@ -329,17 +314,14 @@ __device__ __forceinline__ void write_points(const uint4* tile, int bits, int sh
         memcpy(&values[1][i], &high, sizeof(T));
       }
     }
-#pragma unroll
-    for (int k = 0; k < kPerWord; ++k) {
+    UNROLL for (int k = 0; k < kPerWord; ++k) {
       T* to = target + (c + k) * channel + p * point;
       if (W > 1 && p + W <= points) {
         Vec<T, W> v;
-#pragma unroll
-        for (int i = 0; i < W; ++i) v.at[i] = values[k][i];
+        UNROLL for (int i = 0; i < W; ++i) v.at[i] = values[k][i];
         store(to, v);
       } else {
-#pragma unroll
-        for (int i = 0; i < W; ++i) {
+        UNROLL for (int i = 0; i < W; ++i) {
           if (p + i < points) to[i * point] = values[k][i];
         }
       }
@@ -359,23 +341,19 @@ __device__ __forceinline__ void read_points(uint4* tile, int bits, int shift, in
     const int granule = u & (lanes - 1), p = (u >> shift) * (8 * W) + group * W, c = granule * V + word * kPerWord;
     if (p >= points || c >= channels) continue;
     Vec<T, W> values[kPerWord] = {};
-#pragma unroll
-    for (int k = 0; k < kPerWord; ++k) {
+    UNROLL for (int k = 0; k < kPerWord; ++k) {
       const T* from = source + (c + k) * channel + p * point;
       if (W > 1 && p + W <= points) {
         values[k] = load<T, W>(from);
       } else {
-#pragma unroll
-        for (int i = 0; i < W; ++i) {
+        UNROLL for (int i = 0; i < W; ++i) {
           if (p + i < points) values[k].at[i] = from[i * point];
         }
       }
     }
-#pragma unroll
-    for (int i = 0; i < W; ++i) {
+    UNROLL for (int i = 0; i < W; ++i) {
       T pair[kPerWord];
-#pragma unroll
-      for (int k = 0; k < kPerWord; ++k) pair[k] = values[k].at[i];
+      UNROLL for (int k = 0; k < kPerWord; ++k) pair[k] = values[k].at[i];
       memcpy(&words[swizzled((p + i) * lanes + granule, bits) * 4 + word], pair, 4);
     }
   }
@@ -392,17 +370,6 @@ int pixel_width(const void* data, int64_t image, int64_t channel, int most = 8) 
     if (w <= most && aligned) return w;
   }
   return 1;
-}
-
-template <class F>
-__device__ __forceinline__ void dispatch_width(int width, F&& f) {
-  if (width == 8) {
-    f(std::integral_constant<int, 8>());
-  } else if (width == 4) {
-    f(std::integral_constant<int, 4>());
-  } else {
-    f(std::integral_constant<int, 1>());
-  }
 }
 
 // Calls f(n, first pixel, first channel) for the tiles of all blocks.
@@ -425,16 +392,15 @@ __device__ __forceinline__ void to_channels_last(const T* __restrict__ from, int
   __shared__ uint4 tile[kTilePoints * 8];
   const int bits = tile_bits(3, width);
   each_tile<T>(batch, channels, pixels, [&](int64_t n, int first, int c0) {
-    dispatch_width(width, [&](auto w) {
-      constexpr int W = decltype(w)::value;
+    with_constant<8, 4, 1>(width, [&](auto w) {
+      constexpr int W = w.value;
       if constexpr (W <= V) {
         read_points<W>(tile, bits, 3, kTilePoints, from + n * image + c0 * channel + first, channel, 1, pixels - first,
                          channels - c0);
       }
     });
     __syncthreads();
-#pragma unroll
-    for (int i = threadIdx.x; i < kTilePoints * 8; i += kTileThreads) {
+    UNROLL for (int i = threadIdx.x; i < kTilePoints * 8; i += kTileThreads) {
       const int p = first + i / 8, c = c0 + i % 8 * V;
       if (p < pixels && c < channels) {
         Vec<T, V> v;
@@ -465,25 +431,22 @@ __device__ __forceinline__ void from_channels_last(const float* __restrict__ fro
   __shared__ uint4 tile[kTilePoints * 8];
   const int bits = tile_bits(3, width);
   each_tile<T>(batch, channels, pixels, [&](int64_t n, int first, int c0) {
-#pragma unroll
-    for (int i = threadIdx.x; i < kTilePoints * 8; i += kTileThreads) {
+    UNROLL for (int i = threadIdx.x; i < kTilePoints * 8; i += kTileThreads) {
       const int p = first + i / 8, c = c0 + i % 8 * V;
       if (p < pixels && c < channels) {
         const float* source = from + (n * pixels + p) * channels + c;
         float x[V];
-#pragma unroll
-        for (int k = 0; k < V; k += 4) {
+        UNROLL for (int k = 0; k < V; k += 4) {
           const Vec<float, 4> v = load<float, 4>(source + k);
-#pragma unroll
-          for (int j = 0; j < 4; ++j) x[k + j] = v.at[j];
+          UNROLL for (int j = 0; j < 4; ++j) x[k + j] = v.at[j];
         }
         const Vec<T, V> v = rounded<T>(x);
         memcpy(&tile[swizzled(i, bits)], &v, 16);
       }
     }
     __syncthreads();
-    dispatch_width(width, [&](auto w) {
-      constexpr int W = decltype(w)::value;
+    with_constant<8, 4, 1>(width, [&](auto w) {
+      constexpr int W = w.value;
       if constexpr (W <= V) {
         write_points<W>(tile, bits, 3, kTilePoints, to + (n * channels + c0) * pixels + first, pixels, 1,
                         pixels - first, channels - c0);
@@ -497,9 +460,9 @@ __device__ __forceinline__ void from_channels_last(const float* __restrict__ fro
 template <class F>
 cudaError_t dispatch_taps(int mode, int axes, F&& f) {
   switch (mode) {
-    case kBilinear: return axes == 2 ? f(std::integral_constant<int, 4>()) : f(std::integral_constant<int, 8>());
-    case kNearest: return f(std::integral_constant<int, 1>());
-    case kBicubic: return axes == 2 ? f(std::integral_constant<int, 16>()) : cudaErrorNotSupported;
+    case kBilinear: return axes == 2 ? f(Int<4>()) : f(Int<8>());
+    case kNearest: return f(Int<1>());
+    case kBicubic: return axes == 2 ? f(Int<16>()) : cudaErrorNotSupported;
     default: return cudaErrorNotSupported;
   }
 }

@@ -36,44 +36,37 @@ __device__ __forceinline__ void vector(const Space& s, const T* __restrict__ inp
     float sums[POINTS][V] = {};
     const int left = s.points - first;
     if (c < channels) {
-#pragma unroll
-      for (int i = 0; i < TAPS; i += AT_ONCE) {
+      UNROLL for (int i = 0; i < TAPS; i += AT_ONCE) {
         Vec<T, V> v[POINTS][AT_ONCE];
         float weight[POINTS][AT_ONCE];
-#pragma unroll
-        for (int k = 0; k < POINTS; ++k) {
+        UNROLL for (int k = 0; k < POINTS; ++k) {
           const bool there = row + k * rows < left;
           const Taps<TAPS>& taps = points[row + k * rows];
-#pragma unroll
-          for (int j = 0; j < AT_ONCE; ++j) {
+          UNROLL for (int j = 0; j < AT_ONCE; ++j) {
             weight[k][j] = taps.weight[i + j];
             v[k][j] = load_if<T, V>(source + taps.offset[i + j], there && taps.offset[i + j] >= 0);
           }
         }
-#pragma unroll
-        for (int k = 0; k < POINTS; ++k) {
-#pragma unroll
-          for (int j = 0; j < AT_ONCE; ++j) add_scaled(sums[k], weight[k][j], v[k][j]);
+        UNROLL for (int k = 0; k < POINTS; ++k) {
+          UNROLL for (int j = 0; j < AT_ONCE; ++j) add_scaled(sums[k], weight[k][j], v[k][j]);
         }
       }
     }
     T* target = output.data + n * output.image + first * output.point + block_channel * output.channel;
     if (width == 0) {
-#pragma unroll
-      for (int k = 0; k < POINTS; ++k) {
+      UNROLL for (int k = 0; k < POINTS; ++k) {
         const int p = row + k * rows;
         if (p < left && c < channels) store(target + p * output.point + lane * V, rounded<T>(sums[k]));
       }
       continue;
     }
-#pragma unroll
-    for (int k = 0; k < POINTS; ++k) {
+    UNROLL for (int k = 0; k < POINTS; ++k) {
       const Vec<T, V> v = rounded<T>(sums[k]);
       memcpy(&tile[swizzled((row + k * rows) * lanes + lane, bits)], &v, 16);
     }
     __syncthreads();
-    dispatch_width(width, [&](auto w) {
-      constexpr int W = decltype(w)::value;
+    with_constant<8, 4, 1>(width, [&](auto w) {
+      constexpr int W = w.value;
       if constexpr (W <= V) {
         write_points<W>(tile, bits, shift, POINTS * rows, target, output.channel, output.point, left,
                           channels - block_channel);

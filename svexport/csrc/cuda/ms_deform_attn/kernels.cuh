@@ -5,7 +5,7 @@
 // them in shared memory; then the lanes of a row read the pixels of all of them, 16 bytes each.
 #pragma once
 
-#include "accumulate.cuh"
+#include "bilinear.cuh"
 #include "ms_deform_attn/tactics.h"
 
 namespace svexport {
@@ -63,8 +63,7 @@ __device__ __forceinline__ Point locate(float x, float y, int height, int width,
   const float left = floorf(x), top = floorf(y);
   const bool near = left >= -1 && left < wide && top >= -1 && top < high;
   const int column = near ? static_cast<int>(left) : -2, row = static_cast<int>(top);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
+  UNROLL for (int i = 0; i < 4; ++i) {
     const int c = column + i % 2, r = row + i / 2;
     const int64_t pixel = start + static_cast<int64_t>(r) * width + c;
     const bool inside = c >= 0 && c < width && r >= 0 && r < height && pixel >= 0 && pixel < s;
@@ -117,11 +116,9 @@ struct Sample {
 template <class T, int V, int N>
 __device__ __forceinline__ void read(Vec<T, V> (&v)[N][4], const Pixels* pixels, int count, const T* image,
                                      unsigned step, bool used) {
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
+  UNROLL for (int i = 0; i < N; ++i) {
     const Pixels pixel = pixels[i < count ? i : 0];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
+    UNROLL for (int j = 0; j < 4; ++j) {
       v[i][j] = load_if<T, V>(image + static_cast<uint64_t>(pixel.at[j]) * step * V,
                               used && i < count && pixel.at[j] != kOutside);
     }
@@ -146,8 +143,7 @@ __global__ void __launch_bounds__(kWarps * 32, 5)
     float sum[V] = {};
     for (int first = 0; first < sizes.samples; first += chunk) {
       const int count = min(chunk, sizes.samples - first);
-#pragma unroll
-      for (int j = 0; j < kChunk / 32; ++j) {
+      UNROLL for (int j = 0; j < kChunk / 32; ++j) {
         const int k = lane % g + j * g;
         const Sample sample(first + min(k, count - 1), row, levels, locations, weights, sizes);
         Pixels p;
@@ -168,8 +164,7 @@ __global__ void __launch_bounds__(kWarps * 32, 5)
       for (int k = 0; k < count; k += kAhead) {
         Vec<F, V> v[kAhead][4];
         read(v, &pixels[warp][slot + k], count - k, image + d * sizes.value[3], sizes.step, used);
-#pragma unroll
-        for (int i = 0; i < kAhead; ++i) {
+        UNROLL for (int i = 0; i < kAhead; ++i) {
           const float4 factor = k + i < count ? factors[warp][slot + k + i] : make_float4(0, 0, 0, 0);
           if constexpr (INTEGERS) {
             add_scaled(sum, factor.z, CodeWeights(factor.x, factor.y), v[i]);
@@ -186,11 +181,9 @@ __global__ void __launch_bounds__(kWarps * 32, 5)
     if (used) {
       T* const to = output + (static_cast<int64_t>(row.n) * sizes.rows + row.index) * sizes.channels + d;
       constexpr int kStored = V < 16 / static_cast<int>(sizeof(T)) ? V : 16 / sizeof(T);
-#pragma unroll
-      for (int k = 0; k < V; k += kStored) {
+      UNROLL for (int k = 0; k < V; k += kStored) {
         Vec<T, kStored> v;
-#pragma unroll
-        for (int i = 0; i < kStored; ++i) v.at[i] = from_float<T>(sum[k + i]);
+        UNROLL for (int i = 0; i < kStored; ++i) v.at[i] = from_float<T>(sum[k + i]);
         store(to + k, v);
       }
     }
@@ -220,8 +213,7 @@ __global__ void __launch_bounds__(kWarps * 32, 4)
 
   for (int first = 0; first < sizes.samples; first += chunk) {
     const int count = min(chunk, sizes.samples - first);
-#pragma unroll
-    for (int j = 0; j < kChunk / 32; ++j) {
+    UNROLL for (int j = 0; j < kChunk / 32; ++j) {
       const int k = lane % g + j * g;
       const Sample sample(first + min(k, count - 1), row, levels, locations, weights, sizes);
       Pixels p;
@@ -239,35 +231,30 @@ __global__ void __launch_bounds__(kWarps * 32, 4)
       float grad[V];
       if (vectors) {  // of the gradient too
         const Vec<T, V> v = load_if<T, V>(grad_row + d, used);
-#pragma unroll
-        for (int c = 0; c < V; ++c) grad[c] = to_float(v.at[c]);
+        UNROLL for (int c = 0; c < V; ++c) grad[c] = to_float(v.at[c]);
       } else {
-#pragma unroll
-        for (int c = 0; c < V; ++c) grad[c] = to_float(load_if<T, 1>(grad_row + (d + c) * sizes.grad_output[2], used).at[0]);
+        UNROLL for (int c = 0; c < V; ++c) {
+          grad[c] = to_float(load_if<T, 1>(grad_row + (d + c) * sizes.grad_output[2], used).at[0]);
+        }
       }
       for (int k0 = 0; k0 < count; k0 += kAhead) {
         Vec<T, V> v[kAhead][4];
         read(v, &pixels[warp][slot + k0], count - k0, image + d * sizes.value[3], sizes.step, used);
-#pragma unroll
-        for (int i = 0; i < kAhead; ++i) {
+        UNROLL for (int i = 0; i < kAhead; ++i) {
           const int k = k0 + i;
           if (k >= count) continue;
           const Pixels pixel = pixels[warp][slot + k];
           const float4 p = points[warp][slot + k];
           float dot[4] = {};
-#pragma unroll
-          for (int j = 0; j < 4; ++j) {
-#pragma unroll
-            for (int c = 0; c < V; ++c) dot[j] = fmaf(grad[c], to_float(v[i][j].at[c]), dot[j]);
+          UNROLL for (int j = 0; j < 4; ++j) {
+            UNROLL for (int c = 0; c < V; ++c) dot[j] = fmaf(grad[c], to_float(v[i][j].at[c]), dot[j]);
           }
           if (grads.value.data && used) {
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
+            UNROLL for (int j = 0; j < 4; ++j) {
               if (pixel.at[j] == kOutside) continue;
               const float factor = (j / 2 ? p.y : 1 - p.y) * (j % 2 ? p.x : 1 - p.x) * p.z;
               float share[V];
-#pragma unroll
-              for (int c = 0; c < V; ++c) share[c] = factor * grad[c];
+              UNROLL for (int c = 0; c < V; ++c) share[c] = factor * grad[c];
               grads.value.add(grad_image + static_cast<int64_t>(pixel.at[j]) * grad_step + d, share);
             }
           }

@@ -9,7 +9,6 @@ namespace svexport {
 // the device; sampling_locations: (N, Lq, M, L, P, 2) and attention_weights: (N, Lq, M, L, P), each of any of the three
 // types; all of any strides, with access by 16 bytes where value is aligned(3, 16) and D is a multiple of that.
 // output: (N, Lq, M*D), the type of value, any float type if that is int8, contiguous.
-// tactic: the id of one of tactics.h; 0, or one that is not for these tensors: the cheapest.
 cudaError_t ms_deform_attn(const Tensor& value, const Tensor& spatial_shapes, const Tensor& level_start_index,
                            const Tensor& sampling_locations, const Tensor& attention_weights, const Tensor& output,
                            float scale, int32_t tactic, cudaStream_t stream);

@@ -34,9 +34,8 @@ Sizes sizes_of(const Tensor& value, const Tensor& locations, const Tensor& weigh
 }
 
 Levels levels_of(const Tensor& shapes, const Tensor& starts) {
-  return {shapes.data,       starts.data,
-          {shapes.strides[0], shapes.strides[1]}, starts.strides[0],
-          shapes.dtype == DType::kInt64,          starts.dtype == DType::kInt64};
+  return {shapes.data, starts.data, {shapes.strides[0], shapes.strides[1]}, starts.strides[0],
+          shapes.dtype == DType::kInt64, starts.dtype == DType::kInt64};
 }
 
 bool supported(const Tensor& value, const Tensor& shapes, const Tensor& starts, const Tensor& locations,
@@ -59,10 +58,9 @@ cudaError_t dispatch(const Problem& problem, int32_t forced, const Tensor& value
   const auto of = [&](auto* p) {
     constexpr int kFull = std::min<int>(kMost, 16 / sizeof(*p));
     if constexpr (sizeof(*p) == 1) {
-      if (tactic.width == 8) return run(p, std::integral_constant<int, 8>(), sizes, tactic.lanes, l);
+      if (tactic.width == 8) return run(p, Int<8>(), sizes, tactic.lanes, l);
     }
-    return tactic.width == 1 ? run(p, std::integral_constant<int, 1>(), sizes, tactic.lanes, l)
-                             : run(p, std::integral_constant<int, kFull>(), sizes, tactic.lanes, l);
+    return with_constant<1, kFull>(tactic.width, [&](auto v) { return run(p, v, sizes, tactic.lanes, l); });
   };
   if constexpr (kMost == 16) {  // forward
     if (value.dtype == DType::kInt8) return of(static_cast<int8_t*>(nullptr));
@@ -113,8 +111,7 @@ cudaError_t ms_deform_attn_backward(const Tensor& grad_output, const Tensor& val
   if (value.numel() == 0 || sampling_locations.numel() == 0) return cudaSuccess;
   copy_strides(grad_output, sizes.grad_output);
   const Levels levels = levels_of(spatial_shapes, level_start_index);
-  const Gradients grads{{grad_value.data, static_cast<const float*>(scale.data)},
-                        AnyFloat(grad_locations),
+  const Gradients grads{{grad_value.data, static_cast<const float*>(scale.data)}, AnyFloat(grad_locations),
                         AnyFloat(grad_weights)};
   Problem problem = problem_of(value, sampling_locations);
   problem.backward = true;

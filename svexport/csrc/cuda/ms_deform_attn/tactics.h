@@ -1,12 +1,26 @@
-// The ways to run ms_deform_attn and which is the cheapest. Host C++, no CUDA.
+// What is asked of ms_deform_attn, the ways to run it and which is the cheapest. Host C++, no CUDA.
 #pragma once
 
 #include <algorithm>
 
-#include "ms_deform_attn/problem.h"
+#include "fields.h"
 #include "planner.h"
 
 namespace svexport::ms_deform {
+
+struct Figures;
+
+// value: (images, S, heads, channels); a row is one (query, head) of an image; samples: levels * points of a row.
+struct Problem {
+  static constexpr const char* kOp = "ms_deform_attn";
+  using Figures = ms_deform::Figures;
+  int32_t backward = 0;
+  int64_t images = 1, rows = 0, channels = 0, samples = 1;  // channels 0: not known, of a kernel compiled ahead of time
+  int32_t item_size = 4;                                    // of an element of value, 1, 2 or 4
+  int32_t alignment = 16;  // bytes at a multiple of which the channels of value lie, one behind the other; 16 at most
+
+  SVEXPORT_EACH(backward, images, rows, channels, samples, item_size, alignment)
+};
 
 constexpr int kWarps = 4;  // of a block
 constexpr int kLanes = 32;
