@@ -22,6 +22,9 @@ __all__ = ["ANYWAY", "MOST_RUNS", "WITHOUT_NUMBERS", "Borders", "refuse_beyond"]
 TRIES = 6
 """Sizes that are tried to turn one comparison."""
 
+MOST_BEFORE = 16
+"""Comparisons before one, which are to come out as they did."""
+
 MOST_RUNS = 24
 """Of one verification, to turn comparisons."""
 
@@ -112,15 +115,16 @@ class Borders:
             self._left -= 1
             yield self._resized.at(wanted, self._most)
 
-    def runs_near_numbers(self, numbers: Callable[[], Iterable[float]]) -> Iterator[Iterator[Run]]:
+    def runs_near_numbers(self, numbers: Callable[[], Iterable[float]], keys: bool) -> Iterator[Iterator[Run]]:
         """Each with a size that makes a number of the user's source of what Python took, or one more.
 
-        That may be a key, or a range of steps one step longer.
+        That may be a range of steps one step longer; with ``keys`` also something that is looked up by a size, which is
+        that number, or twice that.
         """
         taken = [found for place, found in self._first.items() if found[0].number is not None and self._varying(*found)]
         reads = any(run.reads for run in self._runs)
         wanted: dict[tuple[str, int], None] = {}
-        known = sorted(set(numbers())) if taken or reads else []
+        known = sorted(set(numbers())) if taken or reads or keys else []
         for number in known:
             for root, (low, high) in self._resized.ranges.items():
                 if number >= self._resized.given[root] and low <= number < high and number == int(number):
@@ -129,6 +133,10 @@ class Borders:
             for turn, run in taken[:MOST_OF_A_LINE]:
                 for root in self._resized.ranges:
                     wanted |= dict.fromkeys((root, size) for size in self._reaching(number, turn, run, root))
+        for size in (int(n) * k for k in (1, 2) for n in known if keys and n == int(n)):
+            for root, (low, high) in self._resized.ranges.items():
+                if self._resized.given[root] < size <= high and low <= size:
+                    wanted.setdefault((root, size))
         left = MOST_NUMBERS
         for root, size in wanted:
             if left and not self._resized.too_large({root: size}, self._most):
@@ -244,10 +252,17 @@ class Borders:
             return None
         changed = {r: n for r, n in run.roots.items() if n != self._resized.given[r]}
         large = False
-        for step in (lambda n: 1, lambda n: n & -n, lambda n: n):
+        before = self._before(place, run)
+        for step in (None, lambda n: 1, lambda n: n & -n, lambda n: n):
             for root, n in run.roots.items():
                 turns = self._turns(turn, run, root, varying)
-                for size in filter(turns, self._candidates(root, n, step(n) or 1)):
+                candidates = self._candidates(root, n, step(n) or 1 if step else 1)
+                found: Iterator[int] = filter(turns, candidates)
+                if step is None:  # where forward comes to that comparison at all, as far as those before it say
+                    others = [self._turns(other, run, root, places) for other, places in before]
+                    found = (size for size in itertools.islice(found, FAR) if not any(other(size) for other in others))
+                    found = itertools.islice(found if before else (), 1)
+                for size in found:
                     wanted = {**changed, root: size}
                     key = tuple(sorted(wanted.items()))
                     if key in self._asked:
@@ -261,6 +276,12 @@ class Borders:
             self._beyond[place] = None
         self._tries[place] = TRIES
         return None
+
+    def _before(self, place: Place, run: Sizes) -> list[tuple[Turn, set[Hashable]]]:
+        """The last of the user's comparisons before one, with the sizes that each is of."""
+        earlier = itertools.takewhile(lambda other: other != place, run.turns)
+        own = [turn for turn in map(run.turns.__getitem__, earlier) if turn.own][-MOST_BEFORE:]
+        return [(turn, varying) for turn in own if (varying := self._varying(turn, run))]
 
     def _candidates(self, root: str, n: int, step: int, far: int = FAR) -> Iterator[int]:
         """Sizes by how far they are from one."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.backends import opt_einsum
 
 from svexport.errors import ExportError
+from svexport.exporter.assumed import assumptions
 from svexport.exporter.batch_norms import join_batch_norms
 from svexport.exporter.constants import NotTraced, texts_of_sizes
 from svexport.exporter.context import other_functions, tracing, without_symbolics
@@ -66,10 +67,9 @@ def export(
         except (torch.onnx.OnnxExporterError, ir.passes.PassError) as error:
             if opset < FIRST_DYNAMO_OPSET:  # there is another exporter
                 reason, _ = reason_of(error, input_names)
-                where = line_of(error)
-                raise ExportError(reason + (f", at {where}" if where else "")) from error
+                raise ExportError(reason + (f", at {where}" if (where := line_of(error)) else "")) from error
             raise failure(model, tensors, opset, input_names, error) from error
-    return program.model_proto, Guards(values=True, sizes=not texts)
+    return program.model_proto, Guards(values=True, sizes=not texts, assumed=assumptions(program.exported_program))
 
 
 def batch_axes(model: FlatModel, tensors: Sequence[Tensor]) -> list[Any]:

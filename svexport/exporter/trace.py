@@ -15,6 +15,7 @@ from torch import Tensor
 
 from svexport.errors import ExportError, SvexportError
 from svexport.exporter import torchscript
+from svexport.exporter.assumed import Assumption
 from svexport.exporter.opsets import FIRST_DYNAMO_OPSET, LAST_TORCHSCRIPT_OPSET, LATER
 from svexport.exporter.report import ExportReport
 from svexport.exporter.rounded import refuse_rounded
@@ -66,7 +67,8 @@ def second_tracer(export: Callable[..., ExportReport]) -> Callable[..., ExportRe
     return tried
 
 
-_converted: ContextVar[list[bool]] = ContextVar("converted", default=[])  # noqa: B039 - set anew by each export
+_converted: ContextVar[list[Sequence[Assumption]]] = ContextVar("converted", default=[])  # noqa: B039 - set anew
+"""By each export: what torch.export has assumed of sizes, of which the other tracer may be wrong, too."""
 
 
 def traced(
@@ -93,7 +95,7 @@ def traced(
     if not reason:
         try:
             written = _by_torch_export(model, _unshared(tensors), opset, input_names, dynamic_axes)
-            _converted.get().append(True)
+            _converted.get().append(written[1].assumed)
             return written
         except Exception as error:  # noqa: BLE001 - whatever a library raises, the other tracer may take the model
             refusal = str(error).strip() or type(error).__name__
@@ -110,7 +112,7 @@ def traced(
         refuse_rounded(written)
     if _first:
         notes.append(f"traced by TorchScript, for torch.export refuses the model: {reason}")
-    return written, Guards(values=False, sizes=False)
+    return written, Guards(values=False, sizes=False, assumed=[one for each in _converted.get() for one in each])
 
 
 def _unshared(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import cached_property, partial
@@ -27,6 +27,7 @@ from svexport.exporter.agreement import (
     same_way,
     ties,
 )
+from svexport.exporter.assumed import Assumption, sizes_against
 from svexport.exporter.beside import FileBeside
 from svexport.exporter.borders import ANYWAY, MOST_RUNS, WITHOUT_NUMBERS, Borders, refuse_beyond
 from svexport.exporter.counted import refuse_counted
@@ -201,26 +202,29 @@ class Verification:
             self.state.restore()
             for name in (*FIRST, *NEXT):
                 yield ((name, inputs) for inputs in random(tensors, [t.shape for t in tensors]))
-        near = partial(self._borders.runs_near_numbers, lambda: user_numbers(self.model, tensors))
-        others = () if guarded.sizes else (self._borders.runs_of_nearest, self._sizes_of_other_ways)
+        near = partial(self._borders.runs_near_numbers, partial(user_numbers, self.model, tensors), not guarded.sizes)
         rounded = partial(self._borders.runs_at_roundings, self._sizes_of_file)
-        for more in (self._borders.runs, near, rounded, self._borders.runs, *others):
+        wanted: list[Callable[[], Iterator[Iterator[Run]]]] = [self._borders.runs, near, rounded, self._borders.runs]
+        wanted += [] if guarded.sizes else [self._borders.runs_of_nearest]
+        wanted += [partial(self._sizes_of_other_ways, guarded.assumed)] if guarded.assumed or not guarded.sizes else []
+        for more in wanted:
             for alternatives in more():
                 if self._failing:
                     return
                 yield alternatives
 
-    def _sizes_of_other_ways(self) -> Iterator[Iterator[Run]]:
-        """Sizes with which forward goes a way that has not been compared, whatever Python decides that by."""
-        most = MOST_RUNS
-        calls = MOST_CALLS // max(self._ways["given"].length, 1)
-        for sizes in itertools.islice(self._borders.near(), calls):
+    def _sizes_of_other_ways(self, assumed: Sequence[Assumption]) -> Iterator[Iterator[Run]]:
+        """Sizes that the tracer has not assumed, or with which forward goes a way that has not been compared."""
+        most, calls = MOST_RUNS, MOST_CALLS // max(self._ways["given"].length, 1)
+        against = ((sizes, True) for sizes in sizes_against(assumed, self._resized, MOST_AT_BORDERS))
+        near = ((sizes, False) for sizes in itertools.islice(self._borders.near(), calls))
+        for sizes, anyway in itertools.chain(against, near):
             with suppress(Exception):  # sizes that the model does not take
-                _, inputs = next(self._resized.at(sizes, tried=False))
+                _, inputs = next(self._resized.at(sizes, MOST_AT_BORDERS, tried=False))
                 _, way, _ = self._gone(inputs)
-                if most and not any(way.same_flow(other) for other in self._compared.values()):
+                if most and (anyway or not any(way.same_flow(other) for other in self._compared.values())):
                     most -= 1
-                    yield self._resized.at(sizes)
+                    yield self._resized.at(sizes, MOST_AT_BORDERS)
 
     def _far_tell(self) -> bool:
         """Whether the far inputs say what inputs like the given ones would: computed they were, and to results of their

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from svexport.exporter.assumed import Assumption
 from svexport.exporter.followed import Sizes, formula, is_found
 from svexport.exporter.found import deciding, finding, returns_found
 from svexport.ops._op import DOMAIN
@@ -95,10 +96,12 @@ class Guards:
     Attributes:
         values: that Python takes of tensors.
         sizes: that it takes of them.
+        assumed: what sizes have to be for that.
     """
 
     values: bool
     sizes: bool
+    assumed: Sequence[Assumption] = ()
 
 
 class TooLong(Exception):

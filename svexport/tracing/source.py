@@ -119,6 +119,8 @@ def numbers_of_users() -> Iterator[set[float]]:
         for value in held:
             if type(value) in (int, float) and math.isfinite(value):
                 numbers.add(value)
+            elif isinstance(value, str) and len(value) <= MOST_HELD:
+                numbers.update(map(int, _WHOLE.findall(value)))
 
     before = sys.getprofile()
     sys.setprofile(look)
@@ -155,7 +157,9 @@ def near(line: tuple[str, int, str], raising: tuple[str, int, str]) -> bool:
 
 
 MOST_HELD = 64
-"""Of containers that have more, numbers are not looked for."""
+"""Of containers and texts that have more, numbers are not looked for."""
+
+_WHOLE = re.compile(r"\b[1-9][0-9]{0,6}\b")
 
 
 def definition(kind: type) -> str:

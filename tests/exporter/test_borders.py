@@ -75,6 +75,26 @@ def equal(x: Tensor) -> Tensor:
     return x * 2 if x.shape[2:] == x.mT.shape[2:] else x * 3
 
 
+def far_key(x: Tensor) -> Tensor:
+    return x * {512: 2.0, 640: 5.0}.get(x.shape[2], 3.0)
+
+
+def strides(x: Tensor) -> Tensor:
+    return x * 2 if x.stride(1) > 4000 else x * 3
+
+
+def logarithms(x: Tensor) -> Tensor:
+    return x * 2 if math.log2(x.shape[2]) > 9 else x * 3
+
+
+def both_of_one(x: Tensor) -> Tensor:
+    return x * 2 if x.shape[2] % 32 == 0 and x.shape[2] % 5 == 0 else x * 3
+
+
+def large_powers(x: Tensor) -> Tensor:
+    return x * 2 if x.shape[2] & (x.shape[2] - 1) == 0 and x.shape[2] > 300 else x * 3
+
+
 def listed(x: Tensor) -> Tensor:
     return x * 2 if x.shape[2] in (19, 23) else x * 3
 
@@ -100,8 +120,29 @@ WRONG = [
     elements,
     equal,
     listed,
+    far_key,
+    strides,
+    logarithms,
+    both_of_one,
+    large_powers,
 ]
-SHAPES = [(8, 8), (9, 5), (7, 4), (21, 6), (22, 9), (24, 24), (64, 3), (101, 2), (180, 4), (40, 30), (1, 1), (19, 2)]
+SHAPES = [
+    (8, 8),
+    (512, 2),
+    (160, 2),
+    (640, 8),
+    (9, 5),
+    (7, 4),
+    (21, 6),
+    (22, 9),
+    (24, 24),
+    (64, 3),
+    (101, 2),
+    (180, 4),
+    (40, 30),
+    (1, 1),
+    (19, 2),
+]
 
 
 def written(function, path, **options) -> svexport.ExportReport:
@@ -136,7 +177,7 @@ def test_sizes_that_decide(function, opset, tmp_path) -> None:
         return assert_right(function, tmp_path / "m.onnx")
     assert not list(tmp_path.iterdir())
     line = rf"test_borders\.py:\d+ in {function.__name__}|test_borders\.py:\d+: |is to be dynamic|unhashable type: "
-    assert re.search(line, refusal) or function is parts, refusal
+    assert re.search(line, refusal) or function in (parts, strides), refusal
 
 
 def padded(x: Tensor) -> Tensor:
