@@ -24,9 +24,6 @@ MOST_ASSUMED = 32
 MOST_OF_ONE = 4
 """Sizes against one assumption."""
 
-FAR = 4096
-"""Sizes up to this one, and some larger, are asked."""
-
 
 def assumptions(program: Any) -> list[Assumption]:
     """Those of an exported program, but for the least sizes.
@@ -90,16 +87,15 @@ def _at_most(place: tuple[int, int], limit: int) -> Assumption:
 def sizes_against(assumed: Sequence[Assumption], resized: Resized, most: int) -> Iterator[dict[str, int]]:
     """Dynamic sizes of which an assumption does not hold: first such that the others do, the nearest below and above,
     and some as large as twice the given ones. ``most`` elements may be tried."""
+    listed = {root: [n for n in resized.others(root, given) if n > 1] for root, given in resized.given.items()}
     for place, assumption in list(enumerate(assumed))[:MOST_ASSUMED]:
         others = [other for index, other in enumerate(assumed) if index != place]
         found: dict[tuple[tuple[str, int], ...], None] = {}
         for kept in (others, []):
             for root, given in resized.given.items():
-                low, high = resized.ranges[root]
-                near = sorted(range(max(low, 2), int(min(high, FAR)) + 1), key=lambda size: abs(size - given))
                 against = [
                     size
-                    for size in (*near, *(2**n for n in range(13, 31) if low <= 2**n <= high))
+                    for size in listed[root]
                     if _breaks(resized.shapes({root: size}), assumption, kept)
                     and not resized.too_large({root: size}, most)
                 ]

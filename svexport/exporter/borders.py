@@ -13,7 +13,7 @@ from torch import Tensor
 
 from svexport.errors import ExportError
 from svexport.exporter.followed import MOST_OF_A_LINE, Place, Rounding, Sizes, Turn, Values, made_at, plain
-from svexport.exporter.inputs import Resized
+from svexport.exporter.inputs import FAR_SIZE, Resized
 from svexport.exporter.sizes_of_file import SizesOfFile, unlike
 from svexport.tracing.source import around, near, raising_line, shown_line
 
@@ -33,9 +33,6 @@ NEAR = 128
 
 MOST_NUMBERS = 24
 """Of one verification, with sizes that are numbers of the source."""
-
-FAR = 4096
-"""Sizes up to this one are asked one by one where a comparison turns, then those around powers of two."""
 
 NEXT = 1e-6
 """Relative, as far as a float may be from where it would be rounded to another number, which others compute it to."""
@@ -164,7 +161,7 @@ class Borders:
         for turn in list(run.nearest.values())[:MOST_OF_A_LINE] if run is not None else ():
             for root in run.roots:  # type: ignore[union-attr]
                 turns = self._turns(turn, run, root, self._varying(turn, run))  # type: ignore[arg-type]
-                sizes = self._candidates(root, run.roots[root], 1, ROUNDED_UP_TO)  # type: ignore[union-attr]
+                sizes = self._resized.others(root, run.roots[root], 1, ROUNDED_UP_TO)  # type: ignore[union-attr]
                 near = itertools.takewhile(lambda size: size <= ROUNDED_UP_TO, sizes)
                 for size in itertools.islice(filter(turns, near), 2):
                     yield self._resized.at({root: size}, self._most)
@@ -175,7 +172,7 @@ class Borders:
             rounding.before(asked)
         known = {place: self._known(place, run, root) for place in asked.places}
         found: dict[int, tuple[float, int]] = {}
-        sizes_to_ask = self._candidates(root, run.roots[root], 1, ROUNDED_UP_TO)
+        sizes_to_ask = self._resized.others(root, run.roots[root], 1, ROUNDED_UP_TO)
         for size in itertools.islice(sizes_to_ask, MOST_LOOKED_UP // max(asked.count, 1)):
             if size > ROUNDED_UP_TO or self._resized.too_large({root: size}, self._most):
                 continue
@@ -215,7 +212,7 @@ class Borders:
         below = plain(taken) < number
         crossing = Turn(turn.line, turn.own, taken, below, lambda v: made_at(taken, v) < number)
         turns = self._turns(crossing, run, root, self._varying(turn, run))
-        yield from itertools.islice(filter(turns, self._candidates(root, run.roots[root], 1, NEAR)), 1)
+        yield from itertools.islice(filter(turns, self._resized.others(root, run.roots[root], 1, NEAR)), 1)
 
     def other_way(self, run: Sizes) -> list[tuple[str, int, str]]:
         """Lines of the user's that compare sizes, which come out another way in a run than on the given inputs."""
@@ -252,43 +249,43 @@ class Borders:
             return None
         changed = {r: n for r, n in run.roots.items() if n != self._resized.given[r]}
         large = False
-        before = self._before(place, run)
-        for step in (None, lambda n: 1, lambda n: n & -n, lambda n: n):
-            for root, n in run.roots.items():
-                turns = self._turns(turn, run, root, varying)
-                candidates = self._candidates(root, n, step(n) or 1 if step else 1)
-                found: Iterator[int] = filter(turns, candidates)
-                if step is None:  # where forward comes to that comparison at all, as far as those before it say
-                    others = [self._turns(other, run, root, places) for other, places in before]
-                    found = (size for size in itertools.islice(found, FAR) if not any(other(size) for other in others))
-                    found = itertools.islice(found if before else (), 1)
-                for size in found:
-                    wanted = {**changed, root: size}
-                    key = tuple(sorted(wanted.items()))
-                    if key in self._asked:
-                        continue
-                    if self._resized.too_large(wanted, self._most):
-                        large = True
-                        break
-                    self._asked.add(key)
-                    return wanted
+        for root, sizes in self._searches(place, turn, run, varying):
+            for size in sizes:
+                wanted = {**changed, root: size}
+                key = tuple(sorted(wanted.items()))
+                if key in self._asked:
+                    continue
+                if self._resized.too_large(wanted, self._most):
+                    large = True
+                    break
+                self._asked.add(key)
+                return wanted
         if large and not self._tries[place]:
             self._beyond[place] = None
         self._tries[place] = TRIES
         return None
+
+    def _searches(
+        self, place: Place, turn: Turn, run: Sizes, varying: set[Hashable]
+    ) -> Iterator[tuple[str, Iterator[int]]]:
+        """Of each root the sizes at which a comparison should come out the other way: first one at which forward comes
+        to it at all, as far as those before it say; then all, and those that keep what the given size is divided by."""
+        turns = {root: self._turns(turn, run, root, varying) for root in run.roots}
+        before = self._before(place, run)
+        for root, n in run.roots.items() if before else ():
+            others = [self._turns(other, run, root, places) for other, places in before]
+            near = itertools.islice(filter(turns[root], self._resized.others(root, n)), FAR_SIZE)
+            kept = (size for size in near if not any(other(size) for other in others))
+            yield root, itertools.islice(kept, 1)
+        for step in (lambda n: 1, lambda n: n & -n, lambda n: n):
+            for root, n in run.roots.items():
+                yield root, filter(turns[root], self._resized.others(root, n, step(n) or 1))
 
     def _before(self, place: Place, run: Sizes) -> list[tuple[Turn, set[Hashable]]]:
         """The last of the user's comparisons before one, with the sizes that each is of."""
         earlier = itertools.takewhile(lambda other: other != place, run.turns)
         own = [turn for turn in map(run.turns.__getitem__, earlier) if turn.own][-MOST_BEFORE:]
         return [(turn, varying) for turn in own if (varying := self._varying(turn, run))]
-
-    def _candidates(self, root: str, n: int, step: int, far: int = FAR) -> Iterator[int]:
-        """Sizes by how far they are from one."""
-        low, high = self._resized.ranges[root]
-        near = sorted(range(max(low, 1), int(min(high, far)) + 1), key=lambda size: abs(size - n))
-        powers = (size for exponent in range(12, 31) for size in (2**exponent, 2**exponent + 1, 3 * 2**exponent // 2))
-        yield from (size for size in (*near, *powers) if size % step == 0 and low <= size <= high and size != n)
 
     def _varying(self, turn: Turn, run: Sizes) -> set[Hashable]:
         """The sizes that a comparison is of, but for those that are the same in all runs."""

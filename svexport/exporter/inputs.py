@@ -11,7 +11,7 @@ from torch import Tensor
 
 from svexport.tracing.sizes import Size, tiled
 
-__all__ = ["FIRST", "KINDS", "NEXT", "NOTHING", "FAR", "Resized", "of_kind", "far", "is_mask", "random"]
+__all__ = ["FIRST", "KINDS", "NEXT", "NOTHING", "FAR", "FAR_SIZE", "Resized", "of_kind", "far", "is_mask", "random"]
 
 KINDS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     "negated": (torch.neg, torch.logical_not),
@@ -31,6 +31,9 @@ FIRST = ("random first",)
 
 NEXT = ("random next",)
 """Of those again, right after: what they return may not depend on what they remember."""
+
+FAR_SIZE = 4096
+"""Sizes up to this one are asked one by one, then those around powers of two."""
 
 MOST_ELEMENTS = 2**14
 """Of inputs of other sizes, or some times as many as are given."""
@@ -221,6 +224,14 @@ class Resized:
                 if size.root in wanted:
                     shape[axis] = size.size(wanted[size.root])
         return shapes
+
+    def others(self, root: str, n: int, step: int = 1, far: int = FAR_SIZE) -> Iterator[int]:
+        """Sizes that a root may have, multiples of ``step``, by how far they are from one; then powers of two, and what
+        is next to them."""
+        low, high = self.ranges[root]
+        near = sorted(range(max(low, 1), int(min(high, far)) + 1), key=lambda size: abs(size - n))
+        powers = (size for exponent in range(12, 31) for size in (2**exponent, 2**exponent + 1, 3 * 2**exponent // 2))
+        yield from (size for size in (*near, *powers) if size % step == 0 and low <= size <= high and size != n)
 
     def too_large(self, wanted: Mapping[str, int], most: int) -> bool:
         """Whether inputs of these sizes have more elements than a run may take."""

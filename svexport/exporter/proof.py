@@ -132,7 +132,7 @@ class Random:
     def normal(self, like: Tensor, *, scale: float = 1.0) -> Tensor:
         """Likewise the next normal numbers, in float64."""
         numbers = torch.randn(like.shape, generator=self._of(like.device), dtype=torch.float64, device=like.device)
-        return numbers * scale
+        return numbers.mul_(scale)
 
 
 def _tensors(value: Any) -> list[Tensor]:

@@ -218,11 +218,11 @@ class Verification:
         most, calls = MOST_RUNS, MOST_CALLS // max(self._ways["given"].length, 1)
         against = ((sizes, True) for sizes in sizes_against(assumed, self._resized, MOST_AT_BORDERS))
         near = ((sizes, False) for sizes in itertools.islice(self._borders.near(), calls))
-        for sizes, anyway in itertools.chain(against, near):
+        for sizes, anyway in itertools.takewhile(lambda _: most, itertools.chain(against, near)):  # noqa: B023
             with suppress(Exception):  # sizes that the model does not take
                 _, inputs = next(self._resized.at(sizes, MOST_AT_BORDERS, tried=False))
                 _, way, _ = self._gone(inputs)
-                if most and (anyway or not any(way.same_flow(other) for other in self._compared.values())):
+                if anyway or not any(way.same_flow(other) for other in self._compared.values()):
                     most -= 1
                     yield self._resized.at(sizes, MOST_AT_BORDERS)
 
