@@ -67,11 +67,12 @@ def _left_shift(x: Any, places: Any) -> Tensor:
 def _right_shift(x: Any, places: Any) -> Tensor:
     """By a division that rounds down; -1 or 0 beyond the type's bits."""
     x, places, kind, bits = _shifted(x, places)
+    bits -= kind.is_signed
     beyond = torch.where(x < 0, -1, 0).to(kind)
     if isinstance(places, int):
-        return torch.floor_divide(x, 2**places) if 0 <= places < bits - 1 else beyond
-    quotient = torch.floor_divide(x, 2 ** places.clamp(0, bits - 2))
-    return torch.where((places >= 0) & (places < bits - 1), quotient, beyond)
+        return torch.floor_divide(x, 2**places) if 0 <= places < bits else beyond
+    quotient = torch.floor_divide(x, 2 ** places.clamp(0, bits - 1))
+    return torch.where((places >= 0) & (places < bits), quotient, beyond)
 
 
 def _shifted(x: Any, places: Any) -> tuple[Tensor, Any, torch.dtype, int]:
