@@ -198,14 +198,16 @@ def _by_bits(write: Writer, x: Any, exponent: Any, one: Any) -> Any:
 # ------------------------------------------------------------------ as torch has their arguments
 
 
-def _result_type(write: Writer, *values: Any) -> torch.dtype:
+def _result_type(write: Writer, x: Any, y: Any) -> torch.dtype:
     """As torch has it, of tensors and numbers."""
-    like = (v if isinstance(v, (bool, int, float)) else _like(write, v) for v in values)
-    return torch.result_type(*like)
 
+    def like(v: Any) -> Any:
+        if isinstance(v, (bool, int, float)):
+            return v
+        rank = write.rank(v)
+        return torch.empty([1] * (1 if rank is None else rank), dtype=write.dtype(v) or torch.float32)
 
-def _like(write: Writer, x: Any) -> torch.Tensor:
-    return torch.empty([1] * (1 if (rank := write.rank(x)) is None else rank), dtype=write.dtype(x) or torch.float32)
+    return torch.result_type(like(x), like(y))
 
 
 def _clamp(write: Writer, x: Any, min: Any = None, max: Any = None) -> Any:
@@ -231,7 +233,8 @@ def _mean(
 def _log_sum_exp(write: Writer, x: Any, dim: Sequence[int], keepdim: bool = False) -> Any:
     """Of numbers less their largest one: ReduceLogSumExp of ONNX Runtime takes none out behind a first infinity, and
     what is below -88 then for nothing."""
-    kind = write.dtype(x) if _is_floating(write, x) else torch.float32
+    kind = write.dtype(x) or torch.float32
+    kind = kind if kind.is_floating_point else torch.float32
     x = write.typed(x, kind)
     if write.rank(x) == 0:
         return write("Identity", x)
@@ -256,9 +259,13 @@ def _floor_divide(write: Writer, x: Any, y: Any) -> Any:
     kind = _result_type(write, x, y)
     x, y = write.typed(x, kind), write.typed(y, kind)
     if kind in INTEGERS:
-        quotient = write("Div", x, y)  # which leaves a rest of the sign of x, and Mod one of that of y
-        more = write("Sub", write("Mod", x, y), write("Sub", x, write("Mul", quotient, y)))
-        return write("Sub", quotient, write.typed(write.typed(more, torch.bool), kind))
+        quotient = write("Div", x, y)
+        if kind == torch.uint8:
+            return quotient
+        zero = write.typed(0, kind)
+        opposite = write("Equal", write("Less", x, zero), write("Greater", y, zero))
+        less = write("And", opposite, write.typed(write("Mod", x, y), torch.bool))
+        return write("Sub", quotient, write.typed(less, kind))
     one, half, zero = (write.typed(number, kind) for number in (1, 0.5, 0))
     rest, opposite = _exact_rest(write, x, y, zero)
     quotient = write("Div", write("Sub", x, rest), y)  # whole, but for rounding
