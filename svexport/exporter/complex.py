@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -136,6 +138,12 @@ def _whole(value: Any) -> Any:
     return torch.complex(value.re, value.im) if isinstance(value, Complex) else value
 
 
+def _complex(value: Any) -> Any:
+    """A real tensor with an imaginary part."""
+    real = isinstance(value, Tensor) and not isinstance(value, Complex)
+    return Complex(value, torch.zeros_like(value)) if real else value
+
+
 def _pair(value: Any) -> tuple[Any, Any]:
     """Both parts of a tensor or a number; 0 of what is real."""
     if isinstance(value, Complex):
@@ -148,7 +156,7 @@ def _function(name: str, func: Callable[..., Any]) -> Callable[..., Any] | None:
         return _FUNCTIONS[name]
     if name in _OF_SHAPES:
         return lambda *args, **kwargs: func(*mapped(_re, args), **kwargs)
-    for names, rule in ((_OF_EACH_PART, _of_each_part), (_PRODUCTS, _product), (_CREATED, _created)):
+    for names, rule in _RULES:
         if name in names:
             return lambda *args, **kwargs: rule(func, args, kwargs)
     if name.endswith("_") and not name.endswith("__") and name[:-1] in _FUNCTIONS:
@@ -181,10 +189,15 @@ def _product(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     return Complex(by_re, by_im)
 
 
+def _joining(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Of a function that joins tensors, real ones among them."""
+    return _of_each_part(func, mapped(_complex, args), mapped(_complex, kwargs))
+
+
 def _created(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     made = func(*mapped(_re, args), **mapped(_re, kwargs))
     dtype = kwargs.get("dtype")
-    return made if dtype is not None and not dtype.is_complex else Complex(made, torch.zeros_like(made))
+    return made if dtype is not None and not dtype.is_complex else _complex(made)
 
 
 def _assigned(x: Complex, value: Complex) -> Complex:
@@ -193,27 +206,26 @@ def _assigned(x: Complex, value: Complex) -> Complex:
     return x
 
 
-def _add(x: Any, y: Any, *, alpha: Any = 1) -> Complex:
-    (a, b), (c, d) = _pair(x), _pair(y)
-    if alpha != 1:
-        c, d = c * alpha, d * alpha
-    return Complex(a + c, _tensor(b + d, x, y))
+def _sum(of: Callable[[Any, Any], Any]) -> Callable[..., Complex]:
+    """Of two, one of which may be real."""
+
+    def function(x: Any, y: Any, *, alpha: Any = 1) -> Complex:
+        (a, b), (c, d) = _pair(x), _pair(y)
+        if alpha != 1:
+            c, d = c * alpha, d * alpha
+        return Complex(of(a, c), _tensor(of(b, d), x, y))
+
+    return function
 
 
-def _sub(x: Any, y: Any, *, alpha: Any = 1) -> Complex:
-    (a, b), (c, d) = _pair(x), _pair(y)
-    if alpha != 1:
-        c, d = c * alpha, d * alpha
-    return Complex(a - c, _tensor(-d if isinstance(b, float) and b == 0 else b - d, x, y))
+_add, _sub = _sum(operator.add), _sum(operator.sub)
 
 
 def _tensor(value: Any, *like: Any) -> Tensor:
     """A number as a tensor of the operand that is one."""
-    return value if isinstance(value, Tensor) else torch.full_like(_first(like), value)
-
-
-def _first(values: Sequence[Any]) -> Tensor:
-    return next(_re(value) for value in values if isinstance(value, Tensor))
+    if isinstance(value, Tensor):
+        return value
+    return torch.full_like(next(_re(one) for one in like if isinstance(one, Tensor)), value)
 
 
 def _mul(x: Any, y: Any) -> Complex:
@@ -239,10 +251,7 @@ def _div(x: Any, y: Any, *, rounding_mode: None = None) -> Complex:
 def _pow(x: Complex, exponent: Any) -> Complex:
     if not isinstance(exponent, int) or exponent < 1:
         raise ExportError(f"a complex tensor to the power of {exponent} cannot be exported; use torch.polar")
-    result = x
-    for _ in range(exponent - 1):
-        result = _mul(result, x)
-    return result
+    return functools.reduce(_mul, [x] * exponent)
 
 
 def _polar(abs: Tensor, angle: Tensor) -> Complex:
@@ -266,17 +275,6 @@ def _setitem(x: Complex, key: Any, value: Any) -> None:
     re, im = _pair(value)
     x.re[key] = re
     x.im[key] = im
-
-
-def _of_lists(function: Callable[..., Tensor]) -> Callable[..., Complex]:
-    """Of functions that join tensors, real ones among them."""
-
-    def joined(tensors: Sequence[Tensor], *args: Any, **kwargs: Any) -> Complex:
-        res, ims = zip(*map(_pair, tensors), strict=True)
-        ims = tuple(torch.zeros_like(re) if isinstance(im, float) else im for re, im in zip(res, ims, strict=True))
-        return Complex(function(res, *args, **kwargs), function(ims, *args, **kwargs))
-
-    return joined
 
 
 def _where(condition: Tensor, x: Any, y: Any) -> Complex:
@@ -334,9 +332,7 @@ def _transformed(x: Any, size: Any, dim: int, inverse: bool, norm: str | None, h
         matrix = _waves(rows, size // 2 + 1 if half and not inverse else size, size, inverse, norm, real, _re(x))
     if not is_known(given == rows):
         x = _mapped_parts(lambda part: part.narrow(dim, 0, rows), x)
-    last = dim in (-1, _re(x).dim() - 1)
-    if not last:
-        x = _mapped_parts(lambda part: part.transpose(dim, -1), x)
+    x = _mapped_parts(lambda part: part.transpose(dim, -1), x)
     if not _re(x).is_floating_point():
         x = x.to(matrix.re.dtype)
     if real:
@@ -344,7 +340,7 @@ def _transformed(x: Any, size: Any, dim: int, inverse: bool, norm: str | None, h
         y = y - x.im @ matrix.im if isinstance(x, Complex) else y
     else:
         y = _product(torch.matmul, (x, matrix), {})
-    return y if last else _mapped_parts(lambda part: part.transpose(dim, -1), y)
+    return _mapped_parts(lambda part: part.transpose(dim, -1), y)
 
 
 def _mapped_parts(function: Callable[[Tensor], Tensor], x: Any) -> Any:
@@ -420,14 +416,17 @@ _OF_EACH_PART = {
 }
 """Functions whose parts are those of the parts."""
 
+_JOINING = {"cat", "concat", "stack"}
+
 _PRODUCTS = {"bmm", "dot", "einsum", "kron", "matmul", "mm", "mv", "outer", "tensordot"}
 
 _CREATED = {"empty", "empty_like", "new_empty", "new_ones", "new_zeros", "ones", "ones_like", "zeros", "zeros_like"}
 
+_RULES = (_OF_EACH_PART, _of_each_part), (_JOINING, _joining), (_PRODUCTS, _product), (_CREATED, _created)
+
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("H", "adjoint", "mH"), lambda z: _mapped_parts(lambda part: part.mT, _conj(z))),
     **dict.fromkeys(("abs", "absolute"), _abs),
-    **dict.fromkeys(("cat", "concat"), _of_lists(torch.cat)),
     **dict.fromkeys(("conj", "conj_physical"), _conj),
     **dict.fromkeys(("div", "divide", "true_divide"), _div),
     **dict.fromkeys(("mul", "multiply"), _mul),
@@ -455,7 +454,6 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "real": _re,
     "reciprocal": lambda z: _div(1.0, z),
     "square": lambda z: _mul(z, z),
-    "stack": _of_lists(torch.stack),
     "view_as_complex": lambda x: Complex(*(x.select(x.dim() - 1, part) for part in (0, 1))),  # opset 9 has no axis -1
     "view_as_real": lambda z: torch.stack((z.re, z.im), -1),
     "where": _where,

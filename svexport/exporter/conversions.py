@@ -6,7 +6,6 @@ are known.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -169,13 +168,11 @@ def _integer_power(write: Writer, x: Any, exponent: Any, kind: torch.dtype) -> A
 
 def _by_squaring(write: Writer, x: Any, exponent: int, one: Any) -> Any:
     """``x`` to a number."""
-    result, square = None, x
-    while exponent:
-        if exponent % 2:
-            result = square if result is None else write("Mul", result, square)
-        exponent //= 2
-        square = write("Mul", square, square) if exponent else square
-    return write("Add", write("Sub", x, x), one) if result is None else result
+    if exponent < 2:
+        return x if exponent else write("Add", write("Sub", x, x), one)
+    root = _by_squaring(write, x, exponent // 2, one)
+    square = write("Mul", root, root)
+    return write("Mul", square, x) if exponent % 2 else square
 
 
 def _by_bits(write: Writer, x: Any, exponent: Any, one: Any) -> Any:
@@ -201,9 +198,16 @@ def _by_bits(write: Writer, x: Any, exponent: Any, one: Any) -> Any:
 # ------------------------------------------------------------------ as torch has their arguments
 
 
-def _type_of(write: Writer, *values: Any) -> torch.dtype | None:
-    """Of the first that is a tensor."""
-    return next(write.dtype(v) for v in values if not isinstance(v, (bool, int, float)))
+def _result_type(write: Writer, x: Any, y: Any) -> torch.dtype:
+    """As torch has it, of tensors and numbers."""
+
+    def like(v: Any) -> Any:
+        if isinstance(v, (bool, int, float)):
+            return v
+        rank = write.rank(v)
+        return torch.empty([1] * (1 if rank is None else rank), dtype=write.dtype(v) or torch.float32)
+
+    return torch.result_type(like(x), like(y))
 
 
 def _clamp(write: Writer, x: Any, min: Any = None, max: Any = None) -> Any:
@@ -230,9 +234,8 @@ def _log_sum_exp(write: Writer, x: Any, dim: Sequence[int], keepdim: bool = Fals
     """Of numbers less their largest one: ReduceLogSumExp of ONNX Runtime takes none out behind a first infinity, and
     what is below -88 then for nothing."""
     kind = write.dtype(x) or torch.float32
-    if not kind.is_floating_point:
-        kind = torch.float32
-        x = write.typed(x, torch.float32)
+    kind = kind if kind.is_floating_point else torch.float32
+    x = write.typed(x, kind)
     if write.rank(x) == 0:
         return write("Identity", x)
     axes = list(dim) or None
@@ -245,19 +248,15 @@ def _log_sum_exp(write: Writer, x: Any, dim: Sequence[int], keepdim: bool = Fals
 
 
 def _power(write: Writer, x: Any, exponent: Any) -> Any:
-    kinds = [write.dtype(v) for v in (x, exponent) if not isinstance(v, (bool, int, float))]
-    floating = [kind for kind in kinds if kind not in WHOLE]
-    if not floating and not isinstance(x, float) and not isinstance(exponent, float):
-        whole = [kind for kind in kinds if kind in INTEGERS]
-        return _integer_power(write, x, exponent, functools.reduce(torch.promote_types, whole or [torch.int64]))
-    known = [kind for kind in floating if kind is not None]
-    kind = functools.reduce(torch.promote_types, known or [torch.float32])
+    kind = _result_type(write, x, exponent)
+    if kind in INTEGERS:
+        return _integer_power(write, x, exponent, kind)
     return write("Pow", *(write.typed(v, kind) for v in (x, exponent)))
 
 
 def _floor_divide(write: Writer, x: Any, y: Any) -> Any:
     """By the exact remainder: the exporters' own rounds the quotient, and takes 2 // 0.4 (4) for 5."""
-    kind = _type_of(write, x, y)
+    kind = _result_type(write, x, y)
     x, y = write.typed(x, kind), write.typed(y, kind)
     if kind in INTEGERS:
         quotient = write("Div", x, y)
@@ -279,7 +278,7 @@ def _floor_divide(write: Writer, x: Any, y: Any) -> Any:
 
 def _remainder(write: Writer, x: Any, y: Any) -> Any:
     """Of the sign of ``y``: the exporters' own is what a rounded quotient leaves, nothing of 2 % 0.4."""
-    kind = _type_of(write, x, y)
+    kind = _result_type(write, x, y)
     x, y = write.typed(x, kind), write.typed(y, kind)
     if kind in INTEGERS:
         return write("Mod", x, y)

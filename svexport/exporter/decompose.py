@@ -7,7 +7,7 @@ import math
 import operator
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,7 +20,7 @@ from svexport.errors import SvexportError
 from svexport.exporter import aten
 from svexport.exporter.aten import pool
 from svexport.exporter.aten.interpolate import nearest_exact
-from svexport.exporter.aten.place import END, depends_on_size, fill_diagonal
+from svexport.exporter.aten.place import END, depends_on_size, fill_diagonal, unravel_index
 from svexport.exporter.aten.span import linspace
 from svexport.exporter.exact import EMBEDDINGS, EXACT, floating, floor_divide, truncated
 from svexport.exporter.masks import CHOICES, by_places, is_mask_of_places
@@ -69,7 +69,7 @@ def decomposed(names: Collection[str]) -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that kernels are replaced
-            for overload, written in ((o, name in WRONG) for name in (*ALWAYS, *names) for o in overloads_of(name)):
+            for overload, written in ((o, name in WRONG) for name in (*WRONG, *names) for o in overloads_of(name)):
                 function = _ours(overload) if written else _decomposition(overload)
                 if function is not None:
                     library.impl(overload, _once(overload, function, _taker(taking, overload)), "Tracer")
@@ -282,7 +282,7 @@ def _pdist(input: Tensor, p: float = 2.0) -> Tensor:
 
 
 def _cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
-    """The exporter's own makes float32 of half precision."""
+    """The exporter's own makes float32 of half precision, torch's casts what has its type already."""
     x1, x2 = (x / torch.clamp_min((x * x).sum(dim, keepdim=True).sqrt(), eps) for x in (x1, x2))
     return (x1 * x2).sum(dim)
 
@@ -307,11 +307,9 @@ def _max_unpool(input: Tensor, indices: Tensor, output_size: Sequence[int], *_: 
 
 
 def _rrelu(
-    input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
-) -> Tensor:
-    if training:
-        return F.rrelu(input, lower, upper, training, inplace)
-    return F.leaky_relu(input, (lower + upper) / 2, inplace)
+    input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: Any = False
+) -> Any:
+    return NotImplemented if training else F.leaky_relu(input, (lower + upper) / 2, inplace)
 
 
 def _searchsorted(
@@ -330,17 +328,6 @@ def _searchsorted(
     ends = sorted_sequence.unsqueeze(-2) if sorted_sequence.dim() > 1 else sorted_sequence
     behind = ends > values.unsqueeze(-1) if right or side == "right" else ends >= values.unsqueeze(-1)
     return (~behind).sum(-1, dtype=torch.int32 if out_int32 else torch.int64)
-
-
-def _unravel_index(indices: Tensor, shape: Any) -> tuple[Tensor, ...]:
-    """Torch's own takes no dynamic sizes."""
-    sizes = tuple(shape) if isinstance(shape, Iterable) else (shape,)
-    places: list[Tensor] = []
-    for size in reversed(sizes):
-        size = indices.new_full((), size) if isinstance(size, torch.SymInt) else size  # type: ignore[arg-type]
-        places.append(indices % size)
-        indices = torch.floor_divide(indices, size)
-    return tuple(reversed(places))
 
 
 def _bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
@@ -362,31 +349,17 @@ def _combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> 
     return input[places.reshape(-1, r)]
 
 
-def _stacked(at_least: Callable[[Tensor], Tensor], axis: int) -> Callable[[Sequence[Tensor]], Tensor]:
-    """One after another along an axis, of a vector the only one: the exporter's own make sequences."""
-
-    def stack(tensors: Sequence[Tensor]) -> Tensor:
-        tensors = [at_least(tensor) for tensor in tensors]
-        return torch.cat(tensors, min(axis, tensors[0].dim() - 1))
-
-    return stack
-
-
 _CALLED: dict[str, Callable[..., Any]] = {
     "bincount": _bincount,
     "cdist": _cdist,
-    "column_stack": _stacked(lambda x: x if x.dim() > 1 else x.reshape(-1, 1), 1),
     "combinations": _combinations,
-    "dstack": _stacked(torch.atleast_3d, 2),
     "floor_divide": floor_divide,
-    "hstack": _stacked(torch.atleast_1d, 1),
     "index_reduce": _index_reduce,
     "masked_select": _masked_select,
     "pdist": _pdist,
     "rrelu": _rrelu,
     "searchsorted": _searchsorted,
-    "unravel_index": _unravel_index,
-    **dict.fromkeys(("row_stack", "vstack"), _stacked(torch.atleast_2d, 0)),
+    "unravel_index": unravel_index,
 }
 
 IN_PLACE_OF: dict[Callable[..., Any], Callable[..., Any]] = {
@@ -415,7 +388,6 @@ _OURS: dict[str, Callable[..., Any]] = {
     "aten::cosine_similarity": _cosine_similarity,
     "aten::erfc": lambda x: 1 - x.erf(),
     "aten::exp2": lambda x: (x * math.log(2)).exp(),
-    **{f"aten::float_power.Tensor_{form}": lambda x, y: x.double() ** y for form in ("Scalar", "Tensor")},
     "aten::expm1": lambda x: x.exp() - 1,
     "aten::fill_diagonal": fill_diagonal,
     "aten::index_reduce": _index_reduce,
@@ -425,9 +397,6 @@ _OURS: dict[str, Callable[..., Any]] = {
     "aten::trunc": truncated,
 }
 
-_OTHERWISE = ("addcmul", "cosine_similarity", "fill_diagonal", "float_power", "log10")
+_OTHERWISE = ("addcmul", "cosine_similarity", "fill_diagonal", "log10")
 WRONG = frozenset(name.partition(".")[0] for name in (*EXACT, *aten.OTHERWISE, *map("aten::{}".format, _OTHERWISE)))
 """Functions of which the exporter makes something else than torch does: traced as what we have for them, always."""
-
-ALWAYS = (*WRONG, "aten::movedim")
-"""The same, and what is traced as what torch makes it of."""

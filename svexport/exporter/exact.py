@@ -57,23 +57,22 @@ def _negative(x: Tensor) -> Tensor:
 
 def _left_shift(x: Any, places: Any) -> Tensor:
     """By multiplication, which TensorRT has and ONNX for signed integers; 0 beyond the type's bits."""
-    x, places, kind, bits = _shifted(x, places)
+    x, places, _, bits = _shifted(x, places)
     if isinstance(places, int):
         inside = 0 <= places < bits
         return x * (2**places if places < bits - 1 else -(2**places)) if inside else torch.zeros_like(x)
-    shifted = x * (2 ** places.clamp(0, bits - 2)).to(kind)
-    shifted = torch.where(places == bits - 1, shifted * 2, shifted)
-    return torch.where((places >= 0) & (places < bits), shifted, 0).to(kind)
+    return x * 2**places
 
 
 def _right_shift(x: Any, places: Any) -> Tensor:
     """By a division that rounds down; -1 or 0 beyond the type's bits."""
     x, places, kind, bits = _shifted(x, places)
+    bits -= kind.is_signed
     beyond = torch.where(x < 0, -1, 0).to(kind)
     if isinstance(places, int):
-        return torch.floor_divide(x, 2**places) if 0 <= places < bits - 1 else beyond
-    quotient = torch.floor_divide(x, (2 ** places.clamp(0, bits - 2)).to(kind))
-    return torch.where((places >= 0) & (places < bits - 1), quotient, beyond)
+        return torch.floor_divide(x, 2**places) if 0 <= places < bits else beyond
+    quotient = torch.floor_divide(x, 2 ** places.clamp(0, bits - 1))
+    return torch.where((places >= 0) & (places < bits), quotient, beyond)
 
 
 def _shifted(x: Any, places: Any) -> tuple[Tensor, Any, torch.dtype, int]:
@@ -82,16 +81,6 @@ def _shifted(x: Any, places: Any) -> tuple[Tensor, Any, torch.dtype, int]:
     if not isinstance(x, Tensor):
         x = torch.full_like(places, x, dtype=kind)
     return x.to(kind), places.to(kind) if isinstance(places, Tensor) else places, kind, torch.iinfo(kind).bits
-
-
-def _is_close(x: Tensor, y: Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Tensor:
-    """Integers by their floating-point numbers, whose difference does not overflow; nothing else is near infinity."""
-    close = x == y
-    if equal_nan and x.is_floating_point():
-        close = close | (x.isnan() & y.isnan())
-    near = floating(y)
-    apart = (x - near).abs()
-    return close | ((apart < math.inf) & (apart <= atol + (rtol * near).abs()))
 
 
 def _log_sigmoid(x: Tensor) -> Tensor:
@@ -120,11 +109,7 @@ def _log_cumsum_exp(x: Tensor, dim: int) -> Tensor:
     """Less the largest of all, as the exporter has it, small sums before a large number are gone."""
     if not x.dim():
         return x.clone()
-    pairs, _ = up_to_each(x, dim, -math.inf)
-    top = pairs.amax(-1, keepdim=True)
-    top = torch.where(top.abs() == math.inf, 0.0, top).to(x.dtype)
-    sums = torch.log(torch.exp(pairs - top).sum(-1)) + top.squeeze(-1)
-    return sums.transpose(dim, -1)
+    return up_to_each(x, dim, -math.inf)[0].logsumexp(-1).transpose(dim, -1)
 
 
 def _cumulative(x: Tensor, dim: int, reduce: Callable[..., Tensor], worst: float) -> tuple[Tensor, Tensor]:
@@ -144,10 +129,7 @@ def _cumulative(x: Tensor, dim: int, reduce: Callable[..., Tensor], worst: float
 
 def _diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """By places: the exporters' own multiplies by a mask, which infinities and NaN beside the diagonal outlive."""
-    dim1, dim2 = dim1 % x.dim(), dim2 % x.dim()
-    rest = [axis for axis in range(x.dim()) if axis not in (dim1, dim2)]
-    x = x.permute(*rest, dim1, dim2)
-    x = x[..., max(-offset, 0) :, max(offset, 0) :]
+    x = x.movedim((dim1, dim2), (-2, -1))[..., max(-offset, 0) :, max(offset, 0) :]
     x = x[..., : x.shape[-1], :]
     places = torch.arange(x.shape[-2], device=x.device).unsqueeze(-1)
     return x.gather(-1, places.expand(*x.shape[:-1], 1)).squeeze(-1)
@@ -312,10 +294,17 @@ def _shortened(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
 EMBEDDINGS = {function: _shortened(function) for function in (F.embedding, F.embedding_bag)}
 """By what Python calls."""
 
+_MADE_BY_TORCH = (
+    *("atleast_1d.Sequence", "atleast_2d.Sequence", "atleast_3d.Sequence", "binary_cross_entropy_with_logits"),
+    *("column_stack", "dstack", "float_power.Tensor_Scalar", "float_power.Tensor_Tensor", "hstack", "isclose"),
+    *("movedim.int", "movedim.intlist", "native_batch_norm", "row_stack", "vstack"),
+)
+"""Of these the exporters make something else than torch does, of what torch makes of them they do not."""
+
 EXACT: dict[str, Callable[..., Any]] = {
+    **{f"aten::{name}": made_by_torch(f"aten::{name}") for name in _MADE_BY_TORCH},
     "aten::angle": _angle,
     "aten::atan2": _atan2,
-    "aten::binary_cross_entropy_with_logits": made_by_torch("aten::binary_cross_entropy_with_logits"),
     **{f"aten::{name}": _left_shift for name in ("__lshift__.Scalar", "__lshift__.Tensor")},
     **{f"aten::{name}": _right_shift for name in ("__rshift__.Scalar", "__rshift__.Tensor")},
     **{f"aten::bitwise_left_shift.{form}": _left_shift for form in ("Tensor", "Tensor_Scalar", "Scalar_Tensor")},
@@ -325,7 +314,6 @@ EXACT: dict[str, Callable[..., Any]] = {
     **{f"aten::diagonal{form}": _diagonal for form in ("", "_copy")},
     "aten::diagonal_scatter": _diagonal_scatter,
     **{f"aten::div.{form}_mode": _trunc_divide for form in ("Scalar", "Tensor")},
-    "aten::isclose": _is_close,
     "aten::isfinite": _is_finite,
     "aten::isinf": _is_infinite,
     "aten::linalg_vector_norm": _vector_norm,
@@ -334,7 +322,6 @@ EXACT: dict[str, Callable[..., Any]] = {
     "aten::logaddexp2": _log_add_exp(torch.exp2, torch.log2),
     "aten::logcumsumexp": _log_cumsum_exp,
     "aten::nan_to_num": _nan_to_num,
-    "aten::native_batch_norm": made_by_torch("aten::native_batch_norm"),
     "aten::sign": _sign,
     "aten::signbit": _sign_bit,
     "aten::special_erfcx": _erfcx,

@@ -135,7 +135,9 @@ OF_INTEGERS = {
     "clamp_min": lambda i, j, n: i.clamp(min=0),
     "left_shift": lambda i, j, n: i << n,
     "left_shift_of_3": lambda i, j, n: 3 << n,
+    "floor_divided": lambda i, j, n: (i // (j.abs() + 2), i // (-3 - j.abs() % 9), i.to(torch.int8) // 3),
     "isclose": lambda i, j, n: (i.isclose(j), i.isclose(j, 1.0), (~i).isclose(i.flip(0) - 1)),
+    "isclose_of_masks": lambda i, j, n: (i > 0).isclose(j > 0),
     "max": lambda i, j, n: torch.maximum(i, j),
     "min": lambda i, j, n: torch.minimum(i, j),
     "power": lambda i, j, n: i**j,
@@ -150,6 +152,11 @@ OF_INTEGERS = {
     "right_shift": lambda i, j, n: i >> n,
     "right_shift_by_1": lambda i, j, n: i >> 1,
     "right_shift_of_bytes": lambda i, j, n: (i % 256 - 128).to(torch.int8) >> 2,
+    "shifts_of_unsigned_bytes": lambda i, j, n: (
+        (i % 256).to(torch.uint8) >> 7,
+        (i % 256).to(torch.uint8) >> (n.abs() + 4).to(torch.uint8),
+        (i % 256).to(torch.uint8) << n.abs().to(torch.uint8),
+    ),
     "sign": lambda i, j, n: i.sign(),
     "trunc_divided": lambda i, j, n: torch.div(i, j.abs() + 2, rounding_mode="trunc"),
 }

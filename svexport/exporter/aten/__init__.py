@@ -7,6 +7,7 @@ else of than torch, are in ``OTHERWISE`` as well.
 
 from __future__ import annotations
 
+import functools
 import pkgutil
 from collections.abc import Callable
 from importlib import import_module
@@ -36,8 +37,10 @@ def overload_of(name: str) -> Any:
 
 
 def made_by_torch(name: str) -> Callable[..., Any]:
-    """What torch's own table makes of ``aten::div.Tensor_mode``."""
-    return torch._decomp.decomposition_table[overload_of(name)]
+    """What torch makes of ``aten::div.Tensor_mode``, in Python where its table has that, else in C++."""
+    overload = overload_of(name)
+    composed = torch._C.DispatchKey.CompositeImplicitAutograd  # overload.decompose() may be another in torch.export
+    return torch._decomp.decomposition_table.get(overload) or functools.partial(overload._op_dk, composed)
 
 
 def as_called(name: str) -> list[Callable[..., Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from svexport.errors import ExportError
 
-__all__ = ["END", "FUNCTIONS", "OTHERWISE", "depends_on_size", "fill_diagonal"]
+__all__ = ["END", "FUNCTIONS", "OTHERWISE", "depends_on_size", "fill_diagonal", "unravel_index"]
 
 
 def _inside(x: Tensor, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -84,13 +84,18 @@ def _nonzero_static(input: Tensor, *, size: int, fill_value: int = -1) -> Tensor
     none = torch.iinfo(torch.int64).max
     order = torch.arange(found.size(0), device=input.device)
     chosen = torch.topk(torch.where(found, order, none), size, largest=False, sorted=True).values
-    places, rest = [], chosen
-    for axis in reversed(range(input.dim())):
-        extent = torch.full_like(rest, input.size(axis)).clamp(min=1)
-        places.append(rest % extent)
-        rest = torch.floor_divide(rest, extent)
     missing = (chosen == none).unsqueeze(-1)
-    return torch.where(missing, fill_value, torch.stack(places[::-1], -1))
+    return torch.where(missing, fill_value, torch.stack(unravel_index(chosen, input.shape), -1))
+
+
+def unravel_index(indices: Tensor, shape: Any) -> tuple[Tensor, ...]:
+    """``torch.unravel_index``, which takes no dynamic sizes."""
+    places: list[Tensor] = []
+    for size in reversed(tuple(shape) if isinstance(shape, Iterable) else (shape,)):
+        extent = torch.full_like(indices, size).clamp(min=1)  # of nothing there is no remainder
+        places.append(indices % extent)
+        indices = torch.floor_divide(indices, extent)
+    return tuple(reversed(places))
 
 
 def fill_diagonal(x: Tensor, value: float, wrap: bool = False) -> Tensor:
