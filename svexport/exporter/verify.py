@@ -27,7 +27,7 @@ from svexport.exporter.agreement import (
     same_way,
     ties,
 )
-from svexport.exporter.assumed import Assumption, sizes_against
+from svexport.exporter.assumed import sizes_against
 from svexport.exporter.beside import FileBeside
 from svexport.exporter.borders import ANYWAY, MOST_RUNS, WITHOUT_NUMBERS, Borders, refuse_beyond
 from svexport.exporter.counted import refuse_counted
@@ -206,17 +206,19 @@ class Verification:
         rounded = partial(self._borders.runs_at_roundings, self._sizes_of_file)
         wanted: list[Callable[[], Iterator[Iterator[Run]]]] = [self._borders.runs, near, rounded, self._borders.runs]
         wanted += [] if guarded.sizes else [self._borders.runs_of_nearest]
-        wanted += [partial(self._sizes_of_other_ways, guarded.assumed)] if guarded.assumed or not guarded.sizes else []
+        wanted += [partial(self._sizes_of_other_ways, guarded)]
         for more in wanted:
             for alternatives in more():
                 if self._failing:
                     return
                 yield alternatives
 
-    def _sizes_of_other_ways(self, assumed: Sequence[Assumption]) -> Iterator[Iterator[Run]]:
-        """Sizes that the tracer has not assumed, or with which forward goes a way that has not been compared."""
-        most, calls = MOST_RUNS, MOST_CALLS // max(self._ways["given"].length, 1)
-        against = ((sizes, True) for sizes in sizes_against(assumed, self._resized, MOST_AT_BORDERS))
+    def _sizes_of_other_ways(self, guarded: Guards) -> Iterator[Iterator[Run]]:
+        """Sizes that the tracer has not assumed; where it does not guard them, those, too, with which forward goes a way
+        that has not been compared."""
+        most = MOST_RUNS
+        calls = 0 if guarded.sizes else MOST_CALLS // max(self._ways["given"].length, 1)
+        against = ((sizes, True) for sizes in sizes_against(guarded.assumed, self._resized, MOST_AT_BORDERS))
         near = ((sizes, False) for sizes in itertools.islice(self._borders.near(), calls))
         for sizes, anyway in itertools.takewhile(lambda _: most, itertools.chain(against, near)):  # noqa: B023
             with suppress(Exception):  # sizes that the model does not take
