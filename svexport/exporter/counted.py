@@ -1,55 +1,141 @@
-"""Forwards that count themselves: whether they compute something else after many."""
+"""Forwards that change something at each call: whether they compute something else after many."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
 from svexport.errors import VerificationError
 from svexport.exporter.agreement import agree
 from svexport.exporter.borders import ANYWAY
 from svexport.exporter.rounding import Tolerances
-from svexport.tracing.state import State
+from svexport.progress import phase
+from svexport.tracing.reach import Place, Reached
+from svexport.tracing.state import State, random_state, set_random_state
 
 __all__ = ["refuse_counted"]
 
 COUNTS = (*range(1, 17), 19, 24, 29, 49, 99, 199, 499, 999, 10**4, 10**6)
 """After so many forwards: each of the first, those before round numbers, and many."""
 
+MOST_NUMBERS = 64
+"""Counts that bring a counter to a number of the user's source."""
 
-def refuse_counted(model: nn.Module, inputs: Sequence[Tensor], held_to: Tolerances, state: State) -> None:
-    """Raises a VerificationError if a whole number that forward changes in its model decides what it returns.
+CALLS = 200
+"""Forwards that are called where what they change cannot be set to what it will be."""
+
+
+def refuse_counted(
+    model: nn.Module,
+    inputs: Sequence[Tensor],
+    held_to: Tolerances,
+    state: State,
+    reached: Reached,
+    numbers: Callable[[], Iterable[float]],
+) -> list[str]:
+    """Raises a VerificationError if what forward changes at each call decides what it returns.
 
     A file has it as it is at first. A warm-up, or a key frame every ten, comes after more forwards than are compared.
-    One that changes but once is no counter: the size of what is kept, say.
+    What changes but once is no counter: the size of what is kept, say. Numbers to which each call adds the same are set
+    to what they are after many. Of the rest (lists that grow, generators that go on) many forwards are called.
 
     Args:
         held_to: what results may differ by.
-        state: of the model before, with which ``counters`` differ that forwards have changed since.
+        state: of the model before.
+        reached: what forward reaches, as it was after the first.
+        numbers: of the user's source.
+
+    Returns:
+        notes on what has been tried by calls alone.
     """
-    if not state.counters():
-        return
+    if not reached.changed():
+        return []
+    try:
+        return _refuse(model, inputs, held_to, state, reached, numbers)
+    finally:
+        reached.restore()
+
+
+def _refuse(
+    model: nn.Module,
+    inputs: Sequence[Tensor],
+    held_to: Tolerances,
+    state: State,
+    reached: Reached,
+    numbers: Callable[[], Iterable[float]],
+) -> list[str]:
+    drawn = {key: value for key, value in random_state().items() if key in ("torch", "cuda")}
 
     def computed() -> Sequence[Tensor]:
+        set_random_state(drawn)
         return model(*(t.clone() for t in inputs))  # type: ignore[no-any-return]
 
-    state.restore()
-    expected = computed()
-    once = state.counters()
-    computed()
-    counters = {name: c for name, c in state.counters().items() if name in once and c.now != once[name].now}
-    for count in COUNTS if counters else ():
+    def begin() -> Mapping[str, Place]:
+        reached.restore()
         state.restore()
-        for counter in counters.values():
-            counter.advance(count)
+        return reached.again().places
+
+    first, expected = begin(), computed()
+    after = [reached.again()]
+    for _ in range(2):
+        computed()
+        after.append(reached.again())
+    steps = {name: _step(first, after, name) for name in after[1].differing(after[2])}
+    counters = {name: step for name, step in steps.items() if step is not None}
+    refusal = f"forward changes {', '.join(steps)} of the model, and returns something else"
+    way_out = (
+        ", which a file cannot. No file was written.\n  Pass it as an input and return it, or leave it out of forward. "
+        + ANYWAY
+    )
+    for count in _counts(first, counters, numbers) if counters else ():
+        places = begin()
+        for name, step in counters.items():
+            with np.errstate(all="ignore"):
+                places[name].put(places[name].value + step * count)
         try:
             same = agree(expected, computed(), held_to)
         except Exception:  # noqa: BLE001 - a number that the model never has
             continue
         if not same:
-            raise VerificationError(
-                f"forward changes {', '.join(counters)} of the model, and returns something else once that is {count} "
-                "more, which a file cannot. No file was written.\n"
-                f"  Pass it as an input and return it, or leave it out of forward. {ANYWAY}"
-            )
+            raise VerificationError(f"{refusal} once that is {count} more{way_out}")
+    others = [name for name in steps if name not in counters]
+    if not others:
+        return []
+    phase(f"verifying, {CALLS} calls")
+    begin()
+    for call in range(CALLS):
+        if not agree(expected, computed(), held_to):
+            raise VerificationError(f"{refusal} at call {call + 1}{way_out}")
+    return [f"forward changes {', '.join(others)} at each call; {CALLS} calls return the same"]
+
+
+def _step(first: Mapping[str, Place], after: Sequence[Reached], name: str) -> Any:
+    """What each of three calls adds to a number, or to those of a tensor or an array; None where that is not so."""
+    known = [places[name] for places in (first, *(reached.places for reached in after)) if name in places]
+    values = [place.value for place in known]
+    if len(known) <= len(after) or known[0].holder is None or len({type(value) for value in values}) > 1:
+        return None
+    if not isinstance(values[0], (int, float, np.number, np.ndarray, Tensor)) or isinstance(values[0], bool):
+        return None
+    with suppress(Exception):  # of other shapes, or booleans
+        _, one, two, three = values
+        step = three - two
+        if np.all(np.asarray(abs(step - (two - one)) <= 1e-4 * abs(step))):
+            return step
+    return None
+
+
+def _counts(
+    first: Mapping[str, Place], counters: Mapping[str, Any], numbers: Callable[[], Iterable[float]]
+) -> Iterable[int]:
+    """Those of :data:`COUNTS`, and after which a counter is a number of the user's, or will be with the next call."""
+    near = set()
+    for name, step in counters.items():
+        start, by = (np.asarray(value).reshape(-1)[0].item() for value in (first[name].value, step))
+        for number in numbers() if by else ():
+            near |= {round((number - start) / by) - before for before in (0, 1)}
+    return [*COUNTS, *sorted(count for count in near - {*COUNTS} if 0 < count < 10**9)[:MOST_NUMBERS]]

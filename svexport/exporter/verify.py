@@ -7,7 +7,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,6 +46,7 @@ from svexport.progress import phase
 from svexport.tracing.arguments import own_failure
 from svexport.tracing.as_in_files import AsInFiles
 from svexport.tracing.quantizers import ROUNDING, Copies, allow_steps, repeats
+from svexport.tracing.reach import Reached, roots_of_users
 from svexport.tracing.source import shown_line
 from svexport.tracing.state import State, random_state, same_random_state
 
@@ -205,8 +206,10 @@ class Verification:
         near = partial(self._borders.runs_near_numbers, partial(user_numbers, self.model, tensors), not guarded.sizes)
         rounded = partial(self._borders.runs_at_roundings, self._sizes_of_file)
         wanted: list[Callable[[], Iterator[Iterator[Run]]]] = [self._borders.runs, near, rounded, self._borders.runs]
-        wanted += [] if guarded.sizes else [self._borders.runs_of_nearest]
-        wanted += [partial(self._sizes_of_other_ways, guarded)]
+        wanted += [
+            *([] if guarded.sizes else [self._borders.runs_of_nearest]),
+            partial(self._sizes_of_other_ways, guarded),
+        ]
         for more in wanted:
             for alternatives in more():
                 if self._failing:
@@ -214,8 +217,8 @@ class Verification:
                 yield alternatives
 
     def _sizes_of_other_ways(self, guarded: Guards) -> Iterator[Iterator[Run]]:
-        """Sizes that the tracer has not assumed; where it does not guard them, those, too, with which forward goes a way
-        that has not been compared."""
+        """Sizes that the tracer has not assumed; where it does not guard them, those with which forward goes a way that
+        has not been compared as well."""
         most = MOST_RUNS
         calls = 0 if guarded.sizes else MOST_CALLS // max(self._ways["given"].length, 1)
         against = ((sizes, True) for sizes in sizes_against(guarded.assumed, self._resized, MOST_AT_BORDERS))
@@ -242,7 +245,8 @@ class Verification:
         return bool(self.state.changed())
 
     @cached_property
-    def _copies(self) -> Copies:
+    def copies(self) -> Copies:
+        """The model, to compute with once more."""
         return Copies(self.model, changes=self._changes, random=self._random)
 
     def forward(self, run: str, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -261,9 +265,12 @@ class Verification:
         """What torch computes, the way that it goes, and the sizes that Python gets there."""
         arguments = [t.clone() for t in inputs]  # a model may work on its inputs in place
         learned = self._borders.new_run(inputs) if self._resized.given else None
-        with self.as_files, Way(arguments, self._held, sizes=learned) as way:
+        first = roots_of_users() if not self._ways else nullcontext()
+        with self.as_files, Way(arguments, self._held, sizes=learned) as way, first as roots:
             expected = self.model(*arguments)
         way.end(expected)
+        if roots is not None:
+            self._reached = Reached([self.state.root, *roots], lambda t: not isinstance(t, nn.Parameter))
         return expected, way, learned
 
     @property
@@ -300,7 +307,7 @@ class Verification:
         if not self._closely(run) or not self.held_to.fine:
             return usual
         with self.as_files:
-            measured = Rounding(self.model, inputs, expected, self._copies).measured()
+            measured = Rounding(self.model, inputs, expected, self.copies).measured()
         return [closely(e, whole, own) for e, whole, own in zip(expected, usual, measured, strict=True)]
 
     def held_to_rounding(
@@ -315,7 +322,7 @@ class Verification:
         if not self._closely(run):
             return usual
         with self.as_files:
-            measured = Rounding(self.model, inputs, expected, self._copies, errors=1.0).measured()
+            measured = Rounding(self.model, inputs, expected, self.copies, errors=1.0).measured()
         actual = self._computed(run, inputs, len(expected))
         result = []
         for name, e, a, whole, own in zip(self.output_names, expected, actual, usual, measured, strict=True):
@@ -337,7 +344,7 @@ class Verification:
             return None
         try:
             with self.as_files:
-                if not repeats(self._copies, inputs, expected):
+                if not repeats(self.copies, inputs, expected):
                     return None
                 there = precise.expected(inputs, expected)
                 recording = None if there is None else precise.record(there)
@@ -353,11 +360,6 @@ class Verification:
             self.results.append(parity(label, there.expected[index], actual, run=run, rtol=rtol, atol=atol))
             self._failing[run] = inputs, self._computed(run, inputs, len(expected))
         return recording
-
-    @property
-    def copies(self) -> Copies:
-        """The model, to compute with once more."""
-        return self._copies
 
     def _closely(self, run: str) -> bool:
         """Whether torch's rounding says what outputs are held to: no tolerance that was given does, no quantizer."""
@@ -461,23 +463,21 @@ class Verification:
         def again(model: nn.Module, near: Sequence[Tensor]) -> Sequence[Tensor]:
             sizes = partial(self._borders.new_run, near) if self._resized.given else None
             like = [t.dtype for t in near] == [t.dtype for t in inputs]
-            results, steady = same_way(self._ways[run], model, near, sizes, fails and self._copies.repeats, like)
+            results, steady = same_way(self._ways[run], model, near, sizes, fails and self.copies.repeats, like)
             if steady is not None:
                 rounding.steady = steady and rounding.steady is not False
             return results
 
         # Of failing given inputs how far torch is from itself counts, not only whether that explains it.
         any_order = run != "given" or all(p.ok for p in found)
-        rounding = Rounding(
-            self.model, inputs, [e for _, e, _ in pairs], self._copies, again, perturbed_first=any_order
-        )
+        rounding = Rounding(self.model, inputs, [e for _, e, _ in pairs], self.copies, again, perturbed_first=any_order)
         with self.as_files:
             if all(p.ok for p in found):
                 if self.held_to.fine and self._closely(run):
                     hold_closely(found, rounding, pairs)
             else:
                 if self._ways[run].calls(ROUNDING):
-                    allow_steps(found, self._copies, inputs, pairs, self.notes)
+                    allow_steps(found, self.copies, inputs, pairs, self.notes)
                 if not all(p.ok for p in found):
                     allow_rounding(found, rounding, pairs, self.held_to, self.notes)
                     if _is_far(run) and rounding.sizes:
@@ -588,7 +588,8 @@ class Verification:
         with self.as_files:
             unproven = Unproven(self.model, self.inputs, self._ways, self._compared.values(), self._held)
             found = unproven.values(guarded.values) or ([] if guarded.sizes else unproven.counts())
-            refuse_counted(self.model, self.tensors, self.held_to, self.state)
+            numbers = partial(user_numbers, self.model, self.tensors)
+            self.notes += refuse_counted(self.model, self.tensors, self.held_to, self.state, self._reached, numbers)
         if found:
             refuse_values(found, self.input_names)
         if turns := self._borders.beyond():

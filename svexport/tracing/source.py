@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FrameType
@@ -22,8 +22,8 @@ import torch
 from torch import nn
 
 __all__ = [
-    *("around", "caller", "definition", "is_library", "is_own", "is_standard", "near", "numbers_of_users"),
-    *("raising_line", "shown_line", "shown_path", "user_frame", "user_line"),
+    *("around", "caller", "calls_of_users", "definition", "is_library", "is_own", "is_standard", "near"),
+    *("numbers_of_users", "raising_line", "shown_line", "shown_path", "user_frame", "user_line"),
 ]
 
 # "path(12): forward" in traced graphs; 'File "path", line 12, in forward' in torch.export and scripted code.
@@ -97,19 +97,34 @@ def user_line(frame: FrameType | None, outside: CodeType) -> tuple[str, int, str
 
 
 @contextmanager
-def numbers_of_users() -> Iterator[set[float]]:
-    """Gathers the numbers in functions of the user's that are called in here, and in what modules they belong to keep:
-    what values and sizes may be compared with, or divided by."""
-    numbers: set[float] = set()
+def calls_of_users(look: Callable[[FrameType], None]) -> Iterator[None]:
+    """Shows each function of the user's that is called in here, the first time, as it begins."""
     seen: set[CodeType] = set()
 
-    def look(frame: FrameType, event: str, _: Any) -> None:
+    def profile(frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
         if event != "call" or code in seen:
             return
         seen.add(code)
-        if is_library(code.co_filename) or code.co_filename.startswith(_STANDARD):
-            return
+        if not (is_library(code.co_filename) or code.co_filename.startswith(_STANDARD)):
+            look(frame)
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+
+
+@contextmanager
+def numbers_of_users() -> Iterator[set[float]]:
+    """Gathers the numbers in functions of the user's that are called in here, and in what modules they belong to keep:
+    what values and sizes may be compared with, or divided by."""
+    numbers: set[float] = set()
+
+    def look(frame: FrameType) -> None:
+        code = frame.f_code
         held = [*code.co_consts, *map(frame.f_globals.get, code.co_names)]
         for value in [*held, *frame.f_locals.values()]:
             if isinstance(value, nn.Module):
@@ -122,12 +137,8 @@ def numbers_of_users() -> Iterator[set[float]]:
             elif isinstance(value, str) and len(value) <= MOST_HELD:
                 numbers.update(map(int, _WHOLE.findall(value)))
 
-    before = sys.getprofile()
-    sys.setprofile(look)
-    try:
+    with calls_of_users(look):
         yield numbers
-    finally:
-        sys.setprofile(before)
 
 
 def around(numbers: Iterable[float]) -> list[float]:

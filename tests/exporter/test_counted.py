@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -56,6 +60,134 @@ def test_what_comes_later_is_refused(how: str, name: str, opset: int, tmp_path: 
     ):
         svexport.export(Counts(how), torch.rand(2, 3) + 1, tmp_path / "m.onnx", opset=opset)
     assert not list(tmp_path.iterdir())
+
+
+class Keeps(nn.Module):
+    """Keeps how often it has been called where no attribute of its own tells, and returns twice that much once."""
+
+    seen = 0
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.counts, self.own = how, {"calls": 0}, SimpleNamespace(calls=0)
+        self.pair, self.text, self.doubled, self.age, self.whole = (0, 0), "", 1, 0.0, np.int64(0)
+        self.array, self.last = np.zeros(3), deque([0], maxlen=90)
+        self.register_buffer("decay", torch.ones(2))
+        self.going, self.closed = counting(), closure()
+
+    def many(self) -> bool:
+        if self.how == "dict":
+            self.counts["calls"] += 1
+            return self.counts["calls"] % 64 == 0
+        if self.how == "object":
+            self.own.calls += 1
+            return self.own.calls == 60
+        if self.how == "class":
+            type(self).seen += 1
+            return type(self).seen > 70
+        if self.how == "tuple":
+            self.pair = self.pair[0] + 1, 0
+            return self.pair[0] > 70
+        if self.how == "text":
+            self.text += "."
+            return len(self.text) > 70
+        if self.how == "deque":
+            self.last.append(1)
+            return len(self.last) > 70
+        if self.how == "doubled":
+            self.doubled *= 2
+            return self.doubled > 2**60
+        if self.how == "fraction":
+            self.age += 0.1
+            return self.age > 5
+        if self.how == "numpy":
+            self.whole += 1
+            return bool(self.whole > 70)
+        if self.how == "array":
+            self.array[1] += 1
+            return bool(self.array[1] > 70)
+        if self.how == "generator":
+            return next(self.going) > 70
+        if self.how == "closure":
+            return self.closed() > 70
+        return default() > 70
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "decay":
+            self.decay *= 0.9
+            return torch.where(self.decay[0] < 1e-3, x * 2, x)
+        return x * 2 if self.many() else x * 1
+
+
+def counting() -> Iterator[int]:
+    calls = 0
+    while True:
+        calls += 1
+        yield calls
+
+
+def closure() -> Callable[[], int]:
+    calls = 0
+
+    def call() -> int:
+        nonlocal calls
+        calls += 1
+        return calls
+
+    return call
+
+
+def default(calls: list[int] = [0]) -> int:  # noqa: B006 - the habit that is to be seen
+    calls[0] += 1
+    return calls[0]
+
+
+KEPT = {
+    "dict": "counts['calls']",
+    "object": "own.calls",
+    "class": "seen",
+    "tuple": "pair[0]",
+    "text": "text",
+    "deque": "last[3]",
+    "doubled": "doubled",
+    "fraction": "age",
+    "numpy": "whole",
+    "array": "array",
+    "decay": "decay",
+    "generator": "going().calls",
+    "closure": "closed().calls",
+    "default": "default().calls[0]",
+}
+
+
+@pytest.mark.parametrize("how", KEPT)
+def test_wherever_it_is_kept(how: str, tmp_path: Path) -> None:
+    model = Keeps(how)
+    with pytest.raises(svexport.VerificationError) as raised:
+        svexport.export(model, torch.rand(2, 3) + 1, tmp_path / "m.onnx", opset=18)
+    assert f"forward changes {KEPT[how]} of the model, and returns something else" in str(raised.value)
+    assert (model.counts, model.own.calls, Keeps.seen, model.pair) == ({"calls": 0}, 0, 0, (0, 0))
+    assert (model.text, [*model.last], model.doubled, model.age, model.whole) == ("", [0], 1, 0, 0)
+    assert not model.array.any()
+    assert model.decay.tolist() == [1, 1]
+    assert model.closed() == 1
+
+
+def test_what_grows_is_noted(tmp_path: Path) -> None:
+    class Logs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shapes: list[torch.Size] = []
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.shapes.append(x.shape)
+            return x * 2
+
+    model = Logs()
+    report = svexport.export(model, torch.rand(2, 3), tmp_path / "m.onnx", opset=18)
+    assert report.verified
+    assert any("shapes" in note and "200 calls return the same" in note for note in report.notes)
+    assert model.shapes == []
 
 
 @pytest.mark.parametrize("how", ["kept", "only counts"])

@@ -1,0 +1,363 @@
+"""What a model holds, and what the functions that it calls keep beside it: by name, to compare, set and put back."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import random
+import sys
+import types
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
+
+from svexport.tracing.source import calls_of_users, is_library, is_standard
+
+__all__ = ["Place", "Reached", "Root", "roots_of_users", "same"]
+
+MOST = 100_000
+"""Places that are looked at: what holds more than that is data."""
+
+MOST_OF_ONE = 10_000
+"""Of one container; of a larger one its length is known."""
+
+MOST_COPIED = 2**20
+"""Elements of a tensor that is further from a module than in a container of its own, as example inputs are."""
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, np.generic)
+_OF_MODULES = ("_buffers", "_parameters", "_modules")
+
+
+class Place(NamedTuple):
+    """A value, and where it is.
+
+    Attributes:
+        value: of a tensor or an array a copy.
+        holder: dict, list, object, class or cell that has it, by ``key``; of a tensor or an array itself.
+    """
+
+    value: Any
+    holder: Any
+    key: Any
+
+    def put(self, value: Any) -> None:
+        """Sets another value there."""
+        if isinstance(self.holder, Tensor):
+            with torch.no_grad():
+                self.holder.copy_(value)
+        elif isinstance(self.holder, np.ndarray):
+            self.holder[...] = value
+        elif isinstance(self.holder, (dict, list, deque)):
+            self.holder[self.key] = value
+        elif self.holder is not None:
+            setattr(self.holder, self.key, value)
+
+
+class Root(NamedTuple):
+    """Where to begin."""
+
+    name: str
+    holder: Any
+    key: Any
+    value: Any
+
+
+class Reached:
+    """All that is reached from roots: through modules, containers, objects of the user's classes and what these classes
+    hold, functions with their closures and defaults, and generators.
+
+    Scripted modules and lazy ones are left out. What is written into large tensors far from a module is not seen.
+
+    Args:
+        roots: where to begin.
+        copied: which tensors. What is written into others is not seen, nor put back.
+
+    Attributes:
+        places: values by name, as ``head.memory`` or ``head.counts['n']``.
+    """
+
+    def __init__(self, roots: Sequence[Root], copied: Callable[[Tensor], bool]) -> None:
+        self.places: dict[str, Place] = {}
+        self._roots, self._copied = roots, copied
+        self._contents: list[tuple[Any, Any]] = []
+        self._copies: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # by id: itself, a copy, and its storage
+        self._near: set[int] = set()  # dicts of modules, and containers that are their attributes
+        seen: dict[int, Any] = {}
+        waiting = [*reversed(roots)]
+        while waiting and len(self.places) < MOST:
+            name, holder, key, value = waiting.pop()
+            if isinstance(value, Tensor):
+                small = id(holder) in self._near or value.numel() <= MOST_COPIED
+                self.places[name] = Place(self._copy(value) if small else value, value, None)
+            elif isinstance(value, _PLAIN):
+                self.places[name] = Place(value, holder, key)
+            elif id(value) not in seen:
+                seen[id(value)] = value
+                parts = self._parts(name, value)
+                if parts is None:
+                    self.places[name] = Place(*_position(value, holder, key))
+                else:
+                    waiting += reversed(parts)
+
+    def again(self) -> Reached:
+        """What is reached from the same roots now."""
+        return Reached([_now(root) for root in self._roots], self._copied)
+
+    def changed(self) -> list[str]:
+        """Names of what is not as it was."""
+        return self.differing(Reached([_now(root) for root in self._roots], lambda _: False))
+
+    def differing(self, now: Reached) -> list[str]:
+        """Names of what is another one, or is only here or there."""
+        names = dict.fromkeys([*self.places, *now.places])
+        return [
+            name
+            for name in names
+            if (name in self.places) != (name in now.places)
+            or not same(self.places[name].value, now.places[name].value)
+        ]
+
+    def restore(self) -> None:
+        """Puts back what changed; nothing else is touched, for another thread may run the model."""
+        for _, holder, key, value in self._roots:
+            if isinstance(holder, dict) and holder.get(key) is not value:
+                holder[key] = value
+        for container, content in self._contents:
+            _refill(container, content)
+        with torch.no_grad():
+            for tensor, copy, storage in self._copies.values():
+                if storage.data_ptr() != tensor.data_ptr():
+                    tensor.data = storage
+                if not same(copy, tensor):
+                    tensor.copy_(copy)
+        for place in self.places.values():
+            if isinstance(place.holder, np.ndarray) and not same(place.value, place.holder):
+                place.put(place.value)
+            elif isinstance(place.value, _Drawing):
+                place.value.restore()
+            elif isinstance(place.holder, (type, types.CellType)) and not _holds(place):
+                place.put(place.value)
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        if not self._copied(tensor):
+            return tensor
+        if id(tensor) not in self._copies:
+            self._copies[id(tensor)] = tensor, tensor.detach().clone(), tensor.detach()
+        return self._copies[id(tensor)][1]
+
+    def _parts(self, name: str, value: Any) -> list[Root] | None:
+        """What a value consists of; None if of nothing that is looked into."""
+        if isinstance(value, (torch.jit.ScriptModule, LazyModuleMixin)):
+            return []
+        if isinstance(value, (dict, list, deque, set)):
+            self._contents.append((value, value.copy()))
+        if isinstance(value, (dict, list, deque, tuple)) and len(value) > MOST_OF_ONE:
+            return None
+        if isinstance(value, dict):
+            return [Root(f"{name}[{_key(k, n)}]", value, k, v) for n, (k, v) in enumerate(value.items())]
+        if isinstance(value, (list, deque, tuple)):
+            holder = None if isinstance(value, tuple) else value
+            return [Root(f"{name}[{n}]", holder, n, v) for n, v in enumerate(value)]
+        if isinstance(value, types.MethodType):
+            return [Root(name, None, None, value.__self__), Root(f"{name}()", None, None, value.__func__)]
+        if isinstance(value, functools.partial):
+            parts = {"func": value.func, "args": value.args, "keywords": value.keywords}
+            return [Root(f"{name}.{key}", None, None, part) for key, part in parts.items()]
+        if isinstance(value, types.FunctionType):
+            return _parts_of_function(name, value)
+        if isinstance(value, types.GeneratorType):
+            frame = value.gi_frame
+            return [] if frame is None else _named(f"{name}()", None, {"": frame.f_lasti, **frame.f_locals})
+        if isinstance(value, type):
+            return _parts_of_class(name, value)
+        kind: Any = type(value)
+        if not isinstance(value, nn.Module) and not _is_of_users(kind):
+            return None
+        return self._parts_of_object(name, value, kind)
+
+    def _parts_of_object(self, name: str, value: Any, kind: Any) -> list[Root]:
+        attributes = getattr(value, "__dict__", {})
+        parts = []
+        if isinstance(attributes, dict):
+            self._contents.append((attributes, attributes.copy()))
+            if isinstance(value, nn.Module):
+                self._near |= {id(attributes), *map(id, attributes.values())}
+            for key, part in attributes.items():
+                if key in _OF_MODULES and isinstance(value, nn.Module) and isinstance(part, dict):
+                    self._contents.append((part, part.copy()))
+                    parts += _named(name, part, part)
+                else:
+                    parts += _named(name, attributes, {key: part})
+        for key in _slots(kind):
+            with suppress(AttributeError):  # nothing there yet
+                parts.append(Root(f"{name}.{key}", value, key, getattr(value, key)))
+        own = {part.name for part in parts}
+        for cls in kind.__mro__:
+            parts += [part for part in _parts_of_class(name, cls) if part.name not in own]
+        return parts
+
+
+def _named(name: str, holder: Any, values: dict[str, Any]) -> list[Root]:
+    return [Root(f"{name}.{key}" if name else str(key), holder, key, value) for key, value in values.items()]
+
+
+def _parts_of_function(name: str, function: types.FunctionType) -> list[Root]:
+    if is_library(function.__code__.co_filename) or is_standard(function.__code__.co_filename):
+        return []
+    parts = _named(f"{name}()", function.__dict__, function.__dict__)
+    for key, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+        with suppress(ValueError):  # an empty one
+            parts.append(Root(f"{name}().{key}", cell, "cell_contents", cell.cell_contents))
+    code, defaults = function.__code__, function.__defaults__ or ()
+    names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
+    by_name = {**dict(zip(names, defaults, strict=True)), **(function.__kwdefaults__ or {})}
+    return parts + _named(f"{name}()", None, by_name)
+
+
+def _parts_of_class(name: str, cls: type) -> list[Root]:
+    """What a class of the user's holds, but for functions and what is Python's."""
+    if not _is_of_users(cls):
+        return []
+    return [
+        part
+        for part in _named(name, cls, dict(vars(cls)))
+        if not (part.key.startswith("__") or callable(part.value) or inspect.isdatadescriptor(part.value))
+        and not isinstance(part.value, (classmethod, staticmethod))
+    ]
+
+
+@functools.lru_cache(maxsize=4096)
+def _slots(cls: type) -> list[str]:
+    held = [(key, value) for c in cls.__mro__ if _is_of_users(c) for key, value in vars(c).items()]
+    return [key for key, value in held if isinstance(value, types.MemberDescriptorType) and not key.startswith("__")]
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_of_users(cls: type) -> bool:
+    """Whether a class is neither torch's, NumPy's, svexport's nor Python's, but for plain namespaces."""
+    if issubclass(cls, types.SimpleNamespace):
+        return True
+    root = cls.__module__.partition(".")[0]
+    if root in {"builtins", "numpy"} or (root in sys.stdlib_module_names and root != "__main__"):
+        return False
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return file is None or not is_library(file)
+
+
+class _Drawing(NamedTuple):
+    """What a source of random numbers would draw next."""
+
+    state: Any
+    set: Callable[[Any], Any]
+
+    def restore(self) -> None:
+        self.set(self.state)
+
+
+def _position(value: Any, holder: Any, key: Any) -> tuple[Any, Any, Any]:
+    """The value of a place that is looked at as a whole."""
+    if isinstance(value, np.ndarray):
+        return value.copy(), value, None
+    if isinstance(value, (set, frozenset)):
+        return frozenset(value), None, None
+    if isinstance(value, random.Random):
+        return _Drawing(value.getstate(), value.setstate), None, None
+    if isinstance(value, np.random.RandomState):
+        return _Drawing(value.get_state(), value.set_state), None, None
+    if isinstance(value, np.random.Generator):
+        bits = value.bit_generator
+        return _Drawing(bits.state, functools.partial(setattr, bits, "state")), None, None
+    if isinstance(value, torch.Generator):
+        return _Drawing(value.get_state(), value.set_state), None, None
+    if isinstance(value, itertools.count):
+        return repr(value), None, None
+    if isinstance(value, (dict, list, deque, tuple)):
+        return len(value), None, None
+    if isinstance(value, Iterator) and hasattr(value, "__length_hint__"):
+        return value.__length_hint__(), None, None
+    return value, holder, key
+
+
+def _key(key: Any, number: int) -> str:
+    return repr(key) if isinstance(key, _PLAIN) else f"{type(key).__name__} {number}"
+
+
+def _items(container: Any) -> list[Any]:
+    return [part for item in container.items() for part in item] if isinstance(container, dict) else list(container)
+
+
+def _refill(container: Any, content: Any) -> None:
+    if [*map(id, _items(container))] == [*map(id, _items(content))]:
+        return
+    if isinstance(container, dict):
+        for key in container.keys() - content.keys():
+            del container[key]
+        if list(container) != [key for key in content if key in container]:  # kept where another thread may look
+            container.clear()
+        container.update(content)
+    else:
+        container.clear()
+        (container.update if isinstance(container, set) else container.extend)(content)
+
+
+def _holds(place: Place) -> bool:
+    held = vars(place.holder).get(place.key) if isinstance(place.holder, type) else place.holder.cell_contents
+    return held is place.value
+
+
+def same(before: Any, after: Any) -> bool:
+    """Whether two values are equal; two NaNs are."""
+    if before is after:
+        return True
+    try:
+        if isinstance(before, _Drawing):
+            return isinstance(after, _Drawing) and same(before.state, after.state)
+        if isinstance(before, tuple) and isinstance(after, tuple):
+            return len(before) == len(after) and all(map(same, before, after))
+        if isinstance(before, dict) and isinstance(after, dict):
+            return before.keys() == after.keys() and all(same(before[key], after[key]) for key in before)
+        if isinstance(before, np.ndarray):
+            return bool(np.array_equal(before, after, equal_nan=before.dtype.kind in "fc"))
+        if not isinstance(before, Tensor) or not isinstance(after, Tensor):
+            return type(before) is type(after) and bool(before == after or (before != before and after != after))
+        alike = before.shape == after.shape and before.dtype == after.dtype and before.device == after.device
+        if not alike or before.is_meta:
+            return alike
+        return torch.equal(before, after) or torch.equal(before.nan_to_num(), after.nan_to_num())
+    except Exception:  # noqa: BLE001 - quantized tensors, say, which have no single answer
+        return False
+
+
+@contextmanager
+def roots_of_users() -> Iterator[list[Root]]:
+    """Gathers what functions of the user's that are called in here have beside their tensors: arguments, with those
+    that are there by default, variables around them, and globals that they name."""
+    roots: list[Root] = []
+
+    def look(frame: types.FrameType) -> None:
+        code, known = frame.f_code, frame.f_globals
+        for key, value in frame.f_locals.items():
+            if not isinstance(value, (Tensor, nn.Module, *_PLAIN)):
+                roots.append(Root(f"{code.co_name}().{key}", None, None, value))
+        for key in code.co_names:
+            value = known.get(key)
+            if isinstance(value, types.ModuleType):
+                if not is_library(getattr(value, "__file__", None) or "<"):
+                    held = vars(value)
+                    roots.extend(Root(f"{key}.{k}", held, k, held[k]) for k in code.co_names if k in held)
+            elif key in known:
+                roots.append(Root(key, known, key, value))
+
+    with calls_of_users(look):
+        yield roots
+
+
+def _now(root: Root) -> Root:
+    return root._replace(value=root.holder.get(root.key)) if isinstance(root.holder, dict) else root
