@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext, suppress
 from functools import cached_property, partial
@@ -158,6 +158,7 @@ class Verification:
         self.from_one: list[str] = []
         self.as_files = AsInFiles()
         self._held = [*model.parameters(), *model.buffers()]
+        self._numbers = partial(user_numbers, model, self.tensors)
         self._resized = Resized(self.tensors, self.input_names, signature.axes, signature.sizes)
         self._borders = Borders(self._resized, MOST_AT_BORDERS)
         self._sizes_of_file = SizesOfFile(file.path, self.input_names, self.tensors, self._resized.shapes)
@@ -203,24 +204,20 @@ class Verification:
             self.state.restore()
             for name in (*FIRST, *NEXT):
                 yield ((name, inputs) for inputs in random(tensors, [t.shape for t in tensors]))
-        near = partial(self._borders.runs_near_numbers, partial(user_numbers, self.model, tensors), not guarded.sizes)
-        rounded = partial(self._borders.runs_at_roundings, self._sizes_of_file)
-        wanted: list[Callable[[], Iterator[Iterator[Run]]]] = [self._borders.runs, near, rounded, self._borders.runs]
-        wanted += [
-            *([] if guarded.sizes else [self._borders.runs_of_nearest]),
-            partial(self._sizes_of_other_ways, guarded),
-        ]
-        for more in wanted:
-            for alternatives in more():
-                if self._failing:
-                    return
-                yield alternatives
+        borders, near_numbers = self._borders, self._borders.runs_near_numbers(self._numbers, not guarded.sizes)
+        rounded, others = borders.runs_at_roundings(self._sizes_of_file), self._sizes_of_other_ways(guarded)
+        for alternatives in itertools.chain(borders.runs(), near_numbers, rounded, borders.runs(), others):
+            if self._failing:
+                return
+            yield alternatives
 
     def _sizes_of_other_ways(self, guarded: Guards) -> Iterator[Iterator[Run]]:
-        """Sizes that the tracer has not assumed; where it does not guard them, those with which forward goes a way that
-        has not been compared as well."""
-        most = MOST_RUNS
-        calls = 0 if guarded.sizes else MOST_CALLS // max(self._ways["given"].length, 1)
+        """Sizes that the tracer has not assumed; where it does not guard them, those of other nearest pixels, and with
+        which forward goes a way that has not been compared."""
+        most, calls = MOST_RUNS, 0
+        if not guarded.sizes:
+            yield from self._borders.runs_of_nearest()
+            calls = MOST_CALLS // max(self._ways["given"].length, 1)
         against = ((sizes, True) for sizes in sizes_against(guarded.assumed, self._resized, MOST_AT_BORDERS))
         near = ((sizes, False) for sizes in itertools.islice(self._borders.near(), calls))
         for sizes, anyway in itertools.takewhile(lambda _: most, itertools.chain(against, near)):  # noqa: B023
@@ -265,8 +262,8 @@ class Verification:
         """What torch computes, the way that it goes, and the sizes that Python gets there."""
         arguments = [t.clone() for t in inputs]  # a model may work on its inputs in place
         learned = self._borders.new_run(inputs) if self._resized.given else None
-        first = roots_of_users() if not self._ways else nullcontext()
-        with self.as_files, Way(arguments, self._held, sizes=learned) as way, first as roots:
+        look = nullcontext if self._ways else roots_of_users
+        with self.as_files, Way(arguments, self._held, sizes=learned) as way, look() as roots:
             expected = self.model(*arguments)
         way.end(expected)
         if roots is not None:
@@ -588,15 +585,14 @@ class Verification:
         with self.as_files:
             unproven = Unproven(self.model, self.inputs, self._ways, self._compared.values(), self._held)
             found = unproven.values(guarded.values) or ([] if guarded.sizes else unproven.counts())
-            numbers = partial(user_numbers, self.model, self.tensors)
-            self.notes += refuse_counted(self.model, self.tensors, self.held_to, self.state, self._reached, numbers)
+            reached = self._reached
+            self.notes += refuse_counted(self.model, self.tensors, self.held_to, self.state, reached, self._numbers)
         if found:
             refuse_values(found, self.input_names)
         if turns := self._borders.beyond():
             refuse_beyond(turns, next(iter(self._resized.given)))
-        self.notes += [
-            f"compared on both sides ({sizes}): {shown_line(*line)}" for line, sizes in self._borders.turned.items()
-        ]
+        for line, sizes in self._borders.turned.items():
+            self.notes.append(f"compared on both sides ({sizes}): {shown_line(*line)}")
 
 
 def _is_far(run: str) -> bool:
