@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import platform
@@ -130,6 +131,7 @@ def peak_memory(function: Callable[[], Any]) -> int:
     """Bytes allocated at once during a call, its results among them."""
     function()
     torch.cuda.synchronize()
+    gc.collect()  # or what it frees of earlier calls, in cycles, is taken off while this one is measured
     torch.cuda.empty_cache()  # or what is left of larger blocks counts where they are not worth dividing
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
