@@ -28,7 +28,7 @@ TRACERS = (
     *("complex", "conversions", "corrections", "decompose", "dynamo", "exact", "jit_graph", "torchscript"),
     "translations",
 )
-MOST_TRACER_LINES = 1_825
+MOST_TRACER_LINES = 1_799
 """With code, of the files of svexport/exporter that correct the two tracers. Lower it with what goes."""
 
 MANY_ARGUMENTS = {

@@ -96,10 +96,13 @@ class Complex(Tensor):
     im: Tensor
 
     @staticmethod
-    def __new__(cls, re: Tensor, im: Tensor) -> Complex:
-        dtype = torch.promote_types(re.dtype, im.dtype)
+    def __new__(cls, re: Any, im: Any) -> Complex:
+        """One of the parts may be a number."""
+        dtype = torch.result_type(re, im)
         if not dtype.is_floating_point:
             dtype = torch.get_default_dtype()
+        tensor = re if isinstance(re, Tensor) else im
+        re, im = (p if isinstance(p, Tensor) else torch.full_like(tensor, p, dtype=dtype) for p in (re, im))
         re, im = (part if part.dtype == dtype else part.to(dtype) for part in (re, im))
         if re.shape != im.shape:
             re, im = torch.broadcast_tensors(re, im)
@@ -141,7 +144,7 @@ def _whole(value: Any) -> Any:
 def _complex(value: Any) -> Any:
     """A real tensor with an imaginary part."""
     real = isinstance(value, Tensor) and not isinstance(value, Complex)
-    return Complex(value, torch.zeros_like(value)) if real else value
+    return Complex(value, 0.0) if real else value
 
 
 def _pair(value: Any) -> tuple[Any, Any]:
@@ -213,19 +216,12 @@ def _sum(of: Callable[[Any, Any], Any]) -> Callable[..., Complex]:
         (a, b), (c, d) = _pair(x), _pair(y)
         if alpha != 1:
             c, d = c * alpha, d * alpha
-        return Complex(of(a, c), _tensor(of(b, d), x, y))
+        return Complex(of(a, c), of(b, d))
 
     return function
 
 
 _add, _sub = _sum(operator.add), _sum(operator.sub)
-
-
-def _tensor(value: Any, *like: Any) -> Tensor:
-    """A number as a tensor of the operand that is one."""
-    if isinstance(value, Tensor):
-        return value
-    return torch.full_like(next(_re(one) for one in like if isinstance(one, Tensor)), value)
 
 
 def _mul(x: Any, y: Any) -> Complex:
@@ -235,7 +231,7 @@ def _mul(x: Any, y: Any) -> Complex:
         return _product(torch.mul, (x, y), {})
     a, b = _pair(y)
     if x.real == 0:  # 1j, to mostly
-        return Complex(_tensor(-b * x.imag, a), a * x.imag)
+        return Complex(-b * x.imag, a * x.imag)
     return Complex(a * x.real - b * x.imag, a * x.imag + b * x.real)
 
 
@@ -258,8 +254,9 @@ def _polar(abs: Tensor, angle: Tensor) -> Complex:
     return Complex(abs * angle.cos(), abs * angle.sin())
 
 
-def _conj(z: Complex) -> Complex:
-    return Complex(z.re, -z.im)
+def _conj(z: Any) -> Any:
+    """Of what is real, itself."""
+    return Complex(z.re, -z.im) if isinstance(z, Complex) else z
 
 
 def _abs(z: Complex) -> Tensor:
@@ -272,9 +269,7 @@ def _angle(z: Complex) -> Tensor:
 
 
 def _setitem(x: Complex, key: Any, value: Any) -> None:
-    re, im = _pair(value)
-    x.re[key] = re
-    x.im[key] = im
+    x.re[key], x.im[key] = _pair(value)
 
 
 def _where(condition: Tensor, x: Any, y: Any) -> Complex:
@@ -294,7 +289,7 @@ def _to(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     re = _re(x).to(*args, **kwargs)
     if not any(map(_is_complex, kinds or [x])):
         return re
-    return Complex(re, x.im.to(*args, **kwargs) if isinstance(x, Complex) else torch.zeros_like(re))
+    return Complex(re, x.im.to(*args, **kwargs) if isinstance(x, Complex) else 0.0)
 
 
 # ---------------------------------------------------------------- Fourier transforms: products with matrices
@@ -336,8 +331,7 @@ def _transformed(x: Any, size: Any, dim: int, inverse: bool, norm: str | None, h
     if not _re(x).is_floating_point():
         x = x.to(matrix.re.dtype)
     if real:
-        y = _re(x) @ matrix.re
-        y = y - x.im @ matrix.im if isinstance(x, Complex) else y
+        y = x.re @ matrix.re - x.im @ matrix.im if isinstance(x, Complex) else x @ matrix.re
     else:
         y = _product(torch.matmul, (x, matrix), {})
     return _mapped_parts(lambda part: part.transpose(dim, -1), y)
@@ -369,10 +363,8 @@ def _hermitian(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     (``ihfft``), the conjugate of the transform. The factors of the two directions are exchanged."""
 
     def transform(input: Tensor, s: Any = None, dim: Any = None, norm: str | None = None, **kwargs: Any) -> Tensor:
-        x = _conj(input) if isinstance(input, Complex) else input
         turned = {"forward": "backward", "ortho": "ortho"}.get(norm or "", "forward")
-        result = function(x, s, dim, turned, **kwargs)
-        return _conj(result) if isinstance(result, Complex) else result
+        return _conj(function(_conj(input), s, dim, turned, **kwargs))
 
     return transform
 

@@ -45,7 +45,9 @@ class Writer(Protocol):
         return x if kind in (None, self.dtype(x)) else self("Cast", x, to=TYPES[kind])
 
     def reduced(self, op_type: str, x: Any, axes: Sequence[int] | None, keepdims: bool) -> Any:
-        """A reduction, whose axes are an input from some opset on; over all of them for None."""
+        """A reduction, whose axes are an input from some opset on; over all for None. Of one number, that number."""
+        if self.rank(x) == 0:
+            return self("Identity", x)
         if axes is None or (self.opset < 18 and op_type != "ReduceSum"):
             given: dict[str, Any] = {} if axes is None else {"axes": list(axes)}
             return self(op_type, x, keepdims=int(keepdims), **given)
@@ -65,63 +67,26 @@ def _is_floating(write: Writer, x: Any) -> bool:
     return dtype is not None and dtype.is_floating_point
 
 
-def _extreme(write: Writer, op_type: str, x: Any, axes: Sequence[int] | None, keepdims: bool) -> Any:
-    """The largest or smallest (ReduceMax, ReduceMin), NaN where one is: what the reductions do with it is open.
-
-    Of masks, by numbers: ONNX reduces none before opset 20, and TensorRT at none.
-    """
-    if write.rank(x) == 0:
-        return write("Identity", x)
-    if write.dtype(x) == torch.bool:
-        numbers = write.reduced(op_type, write.typed(x, torch.float32), axes, keepdims)
-        return write.typed(numbers, torch.bool)
-    result = write.reduced(op_type, x, axes, keepdims)
-    if not _is_floating(write, x):
-        return result
-    numbers = write.typed(0, write.dtype(x))
-    nans = write("Where", write("IsNaN", x), x, numbers)
-    return write("Add", result, write.reduced("ReduceSum", nans, axes, keepdims))
-
-
-def _place_of_extreme(write: Writer, op_type: str, x: Any, axis: int, keepdims: bool) -> Any:
-    """Where the largest or smallest is (ArgMax, ArgMin): the first NaN, which comes before all numbers."""
-    if write.rank(x) == 0:
-        return write.constant(torch.tensor(0))
-    worst = math.inf if op_type == "ArgMax" else -math.inf
-    numbers = write.typed(x, torch.float32) if write.dtype(x) == torch.bool else _without_nan(write, x, worst)
-    return write(op_type, numbers, axis=axis, keepdims=int(keepdims))
-
-
 def _with_places(convert: Callable[..., tuple[Any, Any]]) -> Callable[..., tuple[Any, Any]]:
     """``convert``, which makes values and their places, of masks too, and of single numbers."""
 
-    def function(write: Writer, x: Any, *rest: Any) -> tuple[Any, Any]:
+    def function(write: Writer, x: Any, *rest: Any, **given: Any) -> tuple[Any, Any]:
         if write.rank(x) == 0:
             return write("Identity", x), write.constant(torch.tensor(0))
         if write.dtype(x) != torch.bool:
-            return convert(write, x, *rest)
-        values, places = convert(write, write.typed(x, torch.float32), *rest)
+            return convert(write, x, *rest, **given)
+        values, places = convert(write, write.typed(x, torch.float32), *rest, **given)
         return write.typed(values, torch.bool), places
 
     return function
 
 
 @_with_places
-def _extreme_along(write: Writer, x: Any, op_type: str, axis: int, keepdims: bool) -> tuple[Any, Any]:
-    """The largest or smallest (ReduceMax, ReduceMin) along an axis, and where it is."""
-    places = _place_of_extreme(write, f"Arg{op_type[-3:]}", x, axis, True)
-    values = write("GatherElements", x, places, axis=axis)
-    return (values, places) if keepdims else (write.squeezed(values, axis), write.squeezed(places, axis))
-
-
-@_with_places
 def _sorted_along(write: Writer, x: Any, count: Any, axis: int, largest: bool) -> tuple[Any, Any]:
     """The first of the sorted values along an axis, and where they are; NaN is larger than all numbers."""
-    attributes = {"axis": axis, "largest": int(largest), "sorted": 1}
-    if not _is_floating(write, x):
-        return write("TopK", x, count, outputs=2, **attributes)
-    _, places = write("TopK", _without_nan(write, x, math.inf), count, outputs=2, **attributes)
-    return write("GatherElements", x, places, axis=axis), places
+    numbers = _without_nan(write, x, math.inf)
+    values, places = write("TopK", numbers, count, outputs=2, axis=axis, largest=int(largest), sorted=1)
+    return (values if numbers is x else write("GatherElements", x, places, axis=axis)), places
 
 
 def _without_nan(write: Writer, x: Any, number: float) -> Any:
@@ -187,11 +152,9 @@ def _by_bits(write: Writer, x: Any, exponent: Any, one: Any) -> Any:
         squares.append(write("Mul", squares[-1], squares[-1]))
     powers = write("Concat", *squares, squares[-1], axis=-1 if write.rank(x) is None else write.rank(x))
     factors = write("Where", chosen, powers, one)
-    size = _BITS // 2
-    while size:  # ReduceProd is of doubles in ONNX Runtime, too
+    for size in (32, 16, 8, 4, 2, 1):  # ReduceProd is of doubles in ONNX Runtime, too
         halves = torch.arange(size), torch.arange(size, 2 * size)
         factors = write("Mul", *(write("Gather", factors, write.constant(half), axis=-1) for half in halves))
-        size //= 2
     return write.squeezed(factors, -1)
 
 
@@ -225,8 +188,6 @@ def _mean(
 ) -> Any:
     if dtype not in (None, -1):
         x = write("Cast", x, to=dtype)
-    if write.rank(x) == 0:
-        return write("Identity", x)
     return write.reduced("ReduceMean", x, list(dim) if dim else None, keepdim)
 
 
@@ -333,19 +294,40 @@ def _topk(write: Writer, x: Any, k: Any, dim: int = -1, largest: bool = True, so
 
 
 def _extremes(name: str) -> dict[str, Callable[..., Any]]:
-    reduce, small = f"Reduce{name}", name.lower()
-
-    def along(write: Writer, x: Any, dim: int, keepdim: bool = False) -> Any:
-        return _extreme_along(write, x, reduce, dim, keepdim)
+    """The largest or smallest (Max, Min), and where it is."""
+    small = name.lower()
 
     def along_all(write: Writer, x: Any, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
-        return _extreme(write, reduce, x, list(dim) or None, keepdim)
+        """NaN where one is: what the reductions do with it is open.
+
+        Of masks, by numbers: ONNX reduces none before opset 20, and TensorRT at none.
+        """
+        reduce, axes = f"Reduce{name}", list(dim) or None
+        if write.dtype(x) == torch.bool and write.rank(x) != 0:
+            return write.typed(write.reduced(reduce, write.typed(x, torch.float32), axes, keepdim), torch.bool)
+        result = write.reduced(reduce, x, axes, keepdim)
+        if not _is_floating(write, x) or write.rank(x) == 0:
+            return result
+        zero = write.typed(0, write.dtype(x))
+        nans = write("Where", write("IsNaN", x), x, zero)
+        return write("Add", result, write.reduced("ReduceSum", nans, axes, keepdim))
+
+    @_with_places
+    def along(write: Writer, x: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
+        places = place(write, x, dim, True)
+        values = write("GatherElements", x, places, axis=dim)
+        return (values, places) if keepdim else (write.squeezed(values, dim), write.squeezed(places, dim))
 
     def place(write: Writer, x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
-        if dim is not None or write.rank(x) == 0:
-            return _place_of_extreme(write, f"Arg{name}", x, dim or 0, keepdim)
+        """The first NaN, which comes before all numbers."""
+        if write.rank(x) == 0:
+            return write.constant(torch.tensor(0))
+        if dim is not None:
+            worst = math.inf if name == "Max" else -math.inf
+            numbers = write.typed(x, torch.float32) if write.dtype(x) == torch.bool else _without_nan(write, x, worst)
+            return write(f"Arg{name}", numbers, axis=dim, keepdims=int(keepdim))
         flat = write("Reshape", x, write.constant(torch.tensor([-1])))
-        found = _place_of_extreme(write, f"Arg{name}", flat, 0, False)
+        found = place(write, flat, 0)
         shape = write.constant(torch.tensor([1] * (write.rank(x) or 0)))
         return write("Reshape", found, shape) if keepdim else found
 

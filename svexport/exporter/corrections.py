@@ -43,7 +43,7 @@ def _converted(g: Any, own: _Own, *values: _Value) -> Any:
     schema, name = next((one for one in named if one[1] in _ALL), (None, ""))
     if schema is None or kind is None or write.dtype(values[0]) is None:
         return own(g, *values)
-    args: list[Any] = []
+    args: dict[str, Any] = {}
     kwargs: dict[str, Any] = {}
     for argument, value in zip(schema.arguments, values, strict=True):
         given = None if argument.name == "dtype" else read(value, "constant")  # that is of the result
@@ -52,11 +52,8 @@ def _converted(g: Any, own: _Own, *values: _Value) -> Any:
             given = value
         if isinstance(given, _Value) and name in _IN_ONE_TYPE:
             given = write.typed(given, kind)
-        if argument.kwarg_only:
-            kwargs[argument.name] = given
-        else:
-            args.append(given)
-    return _ALL[name](write, *args, **kwargs)
+        (kwargs if argument.kwarg_only else args)[argument.name] = given
+    return _ALL[name](write, *args.values(), **kwargs)
 
 
 # ------------------------------------------------------------------ arithmetic
@@ -191,9 +188,7 @@ def _from_the_front(g: Any, self: _Value, axis: int, index: _Value) -> _Value:
     write = GraphWriter(g)
     if symbolic_helper._is_none(index) or write.dtype(index) in (torch.bool, torch.uint8):
         return index
-    size = symbolic_helper._get_tensor_dim_size(self, axis)
-    place = write.constant(torch.tensor(axis if size is None else size))
-    length = place if size is not None else write("Gather", write("Shape", self), place)
+    length = write("Gather", write("Shape", self), write.constant(torch.tensor(axis)))
     index = write.typed(index, torch.int64)
     negative = write("Less", index, write.constant(torch.tensor(0)))
     return write("Where", negative, write("Add", index, length), index)
@@ -211,8 +206,7 @@ def _index_put(g: Any, own: _Own, self: _Value, indices: _Value, values: _Value,
         single = [rank - r for r, value in zip(each, given, strict=True) if r and _is_one_number(value)]
         if single and count == rank + whole - len(given) - len(single):
             inner = _unexpanded(values)
-            if inner is not values and _rank(inner) == count:
-                values = inner
+            values = inner if _rank(inner) == count else values
             values = symbolic_helper._unsqueeze_helper(g, values, sorted(single))
         elif not single:
             values = _unexpanded(values)

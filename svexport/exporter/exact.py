@@ -20,6 +20,7 @@ from svexport.errors import UnsupportedError
 from svexport.exporter.aten import made_by_torch
 from svexport.exporter.aten.product import up_to_each
 from svexport.exporter.aten.special import polynomial
+from svexport.exporter.masks import where
 
 __all__ = ["EMBEDDINGS", "EXACT", "floating", "floor_divide", "shapes_of_losses", "truncated"]
 
@@ -236,9 +237,7 @@ def _diagonal_scatter(x: Tensor, source: Tensor, offset: int = 0, dim1: int = 0,
         return x.clone()
     spread = source.index_select(-1, place.clamp(0, count - 1)).unsqueeze(-1)  # (..., rows, 1)
     here = (column - row.unsqueeze(-1)) == offset
-    if x.dtype == torch.bool:  # of which ONNX Runtime has no Where
-        return ((here & spread) | (~here & moved)).movedim((-2, -1), (dim1, dim2))
-    return torch.where(here, spread, moved).movedim((-2, -1), (dim1, dim2))
+    return where(here, spread, moved).movedim((-2, -1), (dim1, dim2))
 
 
 def _vector_norm(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["CHOICES", "by_places", "is_mask_of_places"]
+__all__ = ["CHOICES", "by_places", "is_mask_of_places", "where"]
 
 
 def is_mask_of_places(index: Any) -> bool:
@@ -31,6 +31,12 @@ def _where(condition: Any, input: Any = None, other: Any = None) -> Any:
         return NotImplemented
     chosen = condition if input is True else condition & input
     return chosen | ~condition if other is True else chosen | (~condition & other)
+
+
+def where(condition: Tensor, input: Tensor, other: Tensor) -> Tensor:
+    """``torch.where``, of masks too."""
+    chosen = _where(condition, input, other)
+    return torch.where(condition, input, other) if chosen is NotImplemented else chosen
 
 
 def _filled(input: Tensor, mask: Any, value: Any) -> Any:

@@ -89,6 +89,7 @@ def real(**results: Tensor) -> dict[str, Tensor]:
 
 def arithmetic(x: Tensor) -> dict[str, Tensor]:
     z, w, r = z_of(x), z_of(x.roll(1, 0) + 2), x[..., :4]
+    integers = (4 * r).long()
     constant = torch.tensor([1j, 2, -1 + 0.5j, 0])
     accumulated = z.clone()
     accumulated *= w
@@ -112,6 +113,9 @@ def arithmetic(x: Tensor) -> dict[str, Tensor]:
         from_real=r - z,
         from_number=1 - z,
         less_complex=z - (1 + 2j),
+        integers=integers + (1.5 + 2.5j),
+        from_integers=(0.25 - 1.5j) - integers,
+        integers_by_i=integers * 2.5j,
         quotient=z / w,
         by_positive=z / (r.abs() + 1),
         inverse=2 / w,
