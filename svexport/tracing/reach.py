@@ -60,6 +60,13 @@ class Place(NamedTuple):
             setattr(self.holder, self.key, value)
 
 
+    def holds(self) -> bool:
+        """Whether an array has these numbers; of what is no container, whether it has the very value."""
+        if isinstance(self.holder, np.ndarray):
+            return same(self.value, self.holder)
+        return self.holder is None or getattr(self.holder, self.key, self) is self.value
+
+
 class Root(NamedTuple):
     """Where to begin."""
 
@@ -133,16 +140,14 @@ class Reached:
             _refill(container, content)
         with torch.no_grad():
             for tensor, copy, storage in self._copies.values():
-                if storage.data_ptr() != tensor.data_ptr():
+                if isinstance(tensor, nn.Parameter) and storage.data_ptr() != tensor.data_ptr():
                     tensor.data = storage
                 if not same(copy, tensor):
                     tensor.copy_(copy)
         for place in self.places.values():
-            if isinstance(place.holder, np.ndarray) and not same(place.value, place.holder):
-                place.put(place.value)
-            elif isinstance(place.value, _Drawing):
+            if isinstance(place.value, _Drawing):
                 place.value.restore()
-            elif isinstance(place.holder, (type, types.CellType)) and not _holds(place):
+            elif not isinstance(place.holder, (dict, list, deque, Tensor)) and not place.holds():
                 place.put(place.value)
 
     def _copy(self, tensor: Tensor) -> Tensor:
@@ -305,11 +310,6 @@ def _refill(container: Any, content: Any) -> None:
     else:
         container.clear()
         (container.update if isinstance(container, set) else container.extend)(content)
-
-
-def _holds(place: Place) -> bool:
-    held = vars(place.holder).get(place.key) if isinstance(place.holder, type) else place.holder.cell_contents
-    return held is place.value
 
 
 def same(before: Any, after: Any) -> bool:
