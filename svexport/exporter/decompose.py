@@ -388,7 +388,6 @@ _OURS: dict[str, Callable[..., Any]] = {
     "aten::cosine_similarity": _cosine_similarity,
     "aten::erfc": lambda x: 1 - x.erf(),
     "aten::exp2": lambda x: (x * math.log(2)).exp(),
-    "aten::expm1": lambda x: x.exp() - 1,
     "aten::fill_diagonal": fill_diagonal,
     "aten::index_reduce": _index_reduce,
     "aten::log10": lambda x: floating(x).log() * (1 / math.log(10)),

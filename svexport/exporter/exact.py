@@ -85,22 +85,31 @@ def _shifted(x: Any, places: Any) -> tuple[Tensor, Any, torch.dtype, int]:
 
 def _log_sigmoid(x: Tensor) -> Tensor:
     """``log(sigmoid(x))`` is minus infinity from -18 on (in half precision -104 and -17)."""
-    return -F.relu(-x) - _log_of_more_than_one(torch.exp(-x.abs()))
+    return -F.relu(-x) - _log1p(torch.exp(-x.abs()))
 
 
-def _log_of_more_than_one(x: Tensor) -> Tensor:
-    """``log1p`` of finite numbers, which is the number itself where one and it are one."""
+def _log1p(x: Tensor) -> Tensor:
+    """Next to 0 the rounding error of 1 + x is as large as x: it is added, over what the logarithm is taken of."""
+    x = floating(x)
     rounded = 1 + x
-    more = rounded - 1
-    return torch.where(more == 0, x, torch.log(rounded) * (x / more))
+    more = rounded - 1  # x itself where that is infinite, or 1 + x is 0
+    log = rounded.log()
+    return torch.where(more == x, log, log + (x - more) / rounded)
 
 
-def _log_add_exp(exp: Callable[[Tensor], Tensor], log: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
-    """Of the larger one: the exporter's own exponentials overflow."""
+def _expm1(x: Tensor) -> Tensor:
+    """Next to 0 exp(x) - 1 has the rounding error of a number next to 1; this is the same product without it."""
+    x = floating(x)
+    return (x * 0.5).tanh() * (x.exp() + 1)
+
+
+def _log_add_exp(exp: Callable[[Tensor], Tensor], unit: float) -> Callable[..., Tensor]:
+    """Of the larger one: the exporter's own exponentials overflow. ``unit``: the natural logarithm of the base."""
 
     def function(x: Tensor, y: Tensor) -> Tensor:
         x, y = floating(x), floating(y)
-        return torch.maximum(x, y) + log(1 + exp(torch.where(x == y, 0.0, -(x - y).abs())))
+        more = _log1p(exp(torch.where(x == y, 0.0, -(x - y).abs())))
+        return torch.maximum(x, y) + (more if unit == 1 else more * (1 / unit))
 
     return function
 
@@ -314,12 +323,14 @@ EXACT: dict[str, Callable[..., Any]] = {
     **{f"aten::diagonal{form}": _diagonal for form in ("", "_copy")},
     "aten::diagonal_scatter": _diagonal_scatter,
     **{f"aten::div.{form}_mode": _trunc_divide for form in ("Scalar", "Tensor")},
+    **dict.fromkeys(("aten::expm1", "aten::special_expm1"), _expm1),
     "aten::isfinite": _is_finite,
     "aten::isinf": _is_infinite,
     "aten::linalg_vector_norm": _vector_norm,
     "aten::log_sigmoid": _log_sigmoid,
-    "aten::logaddexp": _log_add_exp(torch.exp, torch.log),
-    "aten::logaddexp2": _log_add_exp(torch.exp2, torch.log2),
+    **dict.fromkeys(("aten::log1p", "aten::special_log1p"), _log1p),
+    "aten::logaddexp": _log_add_exp(torch.exp, 1),
+    "aten::logaddexp2": _log_add_exp(torch.exp2, math.log(2)),
     "aten::logcumsumexp": _log_cumsum_exp,
     "aten::nan_to_num": _nan_to_num,
     "aten::sign": _sign,

@@ -78,6 +78,7 @@ OF_FLOATS = {
         (x > 0).diagonal_scatter(y[0] > 0),
     ),
     "erfcx": lambda x, y: torch.special.erfcx(x.clamp(-9, 100)),
+    "expm1": lambda x, y: (x.expm1(), torch.special.expm1(y)),
     "ge": lambda x, y: x >= y,
     "isclose": lambda x, y: (
         x.isclose(y),
@@ -86,6 +87,7 @@ OF_FLOATS = {
         y.isclose(x, 0, 0),
     ),
     "le": lambda x, y: x <= y,
+    "log1p": lambda x, y: (x.log1p(), torch.special.log1p(y)),
     "log_ndtr": lambda x, y: torch.special.log_ndtr(x.clamp(-60, 60)),
     "logaddexp": lambda x, y: torch.logaddexp(x, y),
     "logaddexp2": lambda x, y: torch.logaddexp2(x, y),
@@ -109,6 +111,21 @@ OF_FLOATS = {
 @pytest.mark.parametrize("opset", OPSETS)
 def test_of_floats(opset: int, tmp_path) -> None:
     hold(OF_FLOATS, (TAME, TAME.T.contiguous()), [(X, Y), (Y.contiguous(), X), (TAME, Y.contiguous())], opset, tmp_path)
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+def test_next_to_zero(opset: int, tmp_path) -> None:
+    """Where 1 is added and taken away again, what is left is relative to the number, not to 1."""
+    functions = {
+        "expm1": lambda x: x.expm1() / x,
+        "log1p": lambda x: x.log1p() / x,
+        "logaddexp": lambda x: torch.logaddexp(x.abs().log(), x * 0) / x,
+        "logaddexp2": lambda x: torch.logaddexp2(x.abs().log2(), x * 0) / x,
+        "xlog1py": lambda x: torch.special.xlog1py(x, x) / x**2,
+    }
+    x = torch.rand(2, 9, generator=torch.Generator().manual_seed(2)) + 0.1
+    x = torch.cat([x, -x])
+    hold(functions, (x,), [(x * scale,) for scale in (1e-2, 1e-4, 1e-6, 1e-8, 1e-10)], opset, tmp_path)
 
 
 DISTINCT = torch.tensor([[3.0, NAN, -1.0, 7.0], [INF, -INF, 0.5, 2.0], [NAN, 1.0, -2.0, -INF]])
