@@ -22,7 +22,8 @@ from svexport.exporter.aten import pool
 from svexport.exporter.aten.interpolate import nearest_exact
 from svexport.exporter.aten.place import END, depends_on_size, fill_diagonal, unravel_index
 from svexport.exporter.aten.span import linspace
-from svexport.exporter.exact import EMBEDDINGS, EXACT, floating, floor_divide, truncated
+from svexport.exporter.aten.special import floating
+from svexport.exporter.exact import EMBEDDINGS, EXACT, floor_divide, truncated
 from svexport.exporter.masks import CHOICES, by_places, is_mask_of_places
 from svexport.tracing.swapped import untraced
 

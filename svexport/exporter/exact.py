@@ -19,14 +19,9 @@ from torch import Tensor
 from svexport.errors import UnsupportedError
 from svexport.exporter.aten import made_by_torch
 from svexport.exporter.aten.product import up_to_each
-from svexport.exporter.aten.special import polynomial
+from svexport.exporter.aten.special import floating, log1p, polynomial
 
-__all__ = ["EMBEDDINGS", "EXACT", "floating", "floor_divide", "shapes_of_losses", "truncated"]
-
-
-def floating(x: Tensor) -> Tensor:
-    """As floating-point numbers."""
-    return x if x.is_floating_point() else x.to(torch.get_default_dtype())
+__all__ = ["EMBEDDINGS", "EXACT", "floor_divide", "shapes_of_losses", "truncated"]
 
 
 def _angle(x: Tensor) -> Tensor:
@@ -85,22 +80,7 @@ def _shifted(x: Any, places: Any) -> tuple[Tensor, Any, torch.dtype, int]:
 
 def _log_sigmoid(x: Tensor) -> Tensor:
     """``log(sigmoid(x))`` is minus infinity from -18 on (in half precision -104 and -17)."""
-    return -F.relu(-x) - _log1p(torch.exp(-x.abs()))
-
-
-def _log1p(x: Tensor) -> Tensor:
-    """Next to 0 the rounding error of 1 + x is as large as x: it is added, over what the logarithm is taken of."""
-    x = floating(x)
-    rounded = 1 + x
-    more = rounded - 1  # x itself where that is infinite, or 1 + x is 0
-    log = rounded.log()
-    return torch.where(more == x, log, log + (x - more) / rounded)
-
-
-def _expm1(x: Tensor) -> Tensor:
-    """Next to 0 exp(x) - 1 has the rounding error of a number next to 1; this is the same product without it."""
-    x = floating(x)
-    return (x * 0.5).tanh() * (x.exp() + 1)
+    return -F.relu(-x) - log1p(torch.exp(-x.abs()))
 
 
 def _log_add_exp(exp: Callable[[Tensor], Tensor], unit: float) -> Callable[..., Tensor]:
@@ -108,7 +88,7 @@ def _log_add_exp(exp: Callable[[Tensor], Tensor], unit: float) -> Callable[..., 
 
     def function(x: Tensor, y: Tensor) -> Tensor:
         x, y = floating(x), floating(y)
-        more = _log1p(exp(torch.where(x == y, 0.0, -(x - y).abs())))
+        more = log1p(exp(torch.where(x == y, 0.0, -(x - y).abs())))
         return torch.maximum(x, y) + (more if unit == 1 else more * (1 / unit))
 
     return function
@@ -306,7 +286,7 @@ EMBEDDINGS = {function: _shortened(function) for function in (F.embedding, F.emb
 _MADE_BY_TORCH = (
     *("atleast_1d.Sequence", "atleast_2d.Sequence", "atleast_3d.Sequence", "binary_cross_entropy_with_logits"),
     *("column_stack", "dstack", "float_power.Tensor_Scalar", "float_power.Tensor_Tensor", "hstack", "isclose"),
-    *("movedim.int", "movedim.intlist", "native_batch_norm", "row_stack", "vstack"),
+    *("logit", "movedim.int", "movedim.intlist", "native_batch_norm", "row_stack", "vstack"),
 )
 """Of these the exporters make something else than torch does, of what torch makes of them they do not."""
 
@@ -323,12 +303,10 @@ EXACT: dict[str, Callable[..., Any]] = {
     **{f"aten::diagonal{form}": _diagonal for form in ("", "_copy")},
     "aten::diagonal_scatter": _diagonal_scatter,
     **{f"aten::div.{form}_mode": _trunc_divide for form in ("Scalar", "Tensor")},
-    **dict.fromkeys(("aten::expm1", "aten::special_expm1"), _expm1),
     "aten::isfinite": _is_finite,
     "aten::isinf": _is_infinite,
     "aten::linalg_vector_norm": _vector_norm,
     "aten::log_sigmoid": _log_sigmoid,
-    **dict.fromkeys(("aten::log1p", "aten::special_log1p"), _log1p),
     "aten::logaddexp": _log_add_exp(torch.exp, 1),
     "aten::logaddexp2": _log_add_exp(torch.exp2, math.log(2)),
     "aten::logcumsumexp": _log_cumsum_exp,
