@@ -265,7 +265,7 @@ def _abs(z: Complex) -> Tensor:
 
 def _angle(z: Complex) -> Tensor:
     """0 of 0. Files do not tell -0 from 0 in imaginary parts, where torch has -pi and pi of negative numbers."""
-    return torch.atan2(z.im, torch.where(z.re.abs() + z.im.abs() > 0, z.re, 1.0))
+    return torch.atan2(z.im, torch.where(z.re.abs() + z.im.abs() == 0, 1.0, z.re))
 
 
 def _setitem(x: Complex, key: Any, value: Any) -> None:

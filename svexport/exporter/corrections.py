@@ -265,7 +265,7 @@ def _copy(g: Any, own: _Own, self: _Value, values: _Value, non_blocking: _Value)
 
 
 _OF_FLOATS = (
-    *("acos", "add", "asin", "atan", "cos", "erf", "exp", "fmod", "log", "log1p", "log2", "mul", "outer", "reciprocal"),
+    *("acos", "add", "asin", "atan", "cos", "erf", "exp", "fmod", "log", "log2", "mul", "outer", "reciprocal"),
     *("rsqrt", "rsub", "sigmoid", "sin", "sqrt", "sub", "tan", "tanh"),
 )
 _POOLS = ("adaptive_avg_pool{}d", "adaptive_max_pool{}d", "avg_pool{}d", "max_pool{}d_with_indices")

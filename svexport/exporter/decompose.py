@@ -22,7 +22,8 @@ from svexport.exporter.aten import pool
 from svexport.exporter.aten.interpolate import nearest_exact
 from svexport.exporter.aten.place import END, depends_on_size, fill_diagonal, unravel_index
 from svexport.exporter.aten.span import linspace
-from svexport.exporter.exact import EMBEDDINGS, EXACT, floating, floor_divide, truncated
+from svexport.exporter.aten.special import floating
+from svexport.exporter.exact import EMBEDDINGS, EXACT, floor_divide, truncated
 from svexport.exporter.masks import CHOICES, by_places, is_mask_of_places
 from svexport.tracing.swapped import untraced
 
@@ -388,7 +389,6 @@ _OURS: dict[str, Callable[..., Any]] = {
     "aten::cosine_similarity": _cosine_similarity,
     "aten::erfc": lambda x: 1 - x.erf(),
     "aten::exp2": lambda x: (x * math.log(2)).exp(),
-    "aten::expm1": lambda x: x.exp() - 1,
     "aten::fill_diagonal": fill_diagonal,
     "aten::index_reduce": _index_reduce,
     "aten::log10": lambda x: floating(x).log() * (1 / math.log(10)),

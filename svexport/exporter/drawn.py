@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -15,7 +19,7 @@ from svexport.exporter.agreement import agree
 from svexport.exporter.borders import ANYWAY
 from svexport.exporter.rounding import Tolerances
 from svexport.parity import Parity
-from svexport.tracing.source import shown_line, user_line
+from svexport.tracing.source import is_library, is_standard, shown_line, user_line
 from svexport.tracing.state import random_state, same_random_state
 
 __all__ = ["refuse_drawn"]
@@ -25,6 +29,13 @@ _MOST = 1000
 
 _RARE = 7.0
 """A normal number that hardly comes."""
+
+
+_WORDS = 624
+"""Of the Mersenne Twister, which Python and NumPy draw from. It returns each once, changed, and then makes others."""
+
+_LEAST_WORD, _LARGEST_WORD = 0, 0x12DD9BB3
+"""Those of which 0 comes, and 2^32 - 1."""
 
 
 class _TooMany(Exception):
@@ -78,6 +89,47 @@ def _is_normal(drawn: Tensor) -> bool:
     return drawn.is_floating_point() and bool((drawn < 0).any())
 
 
+def _draw_of(word: int) -> None:
+    """What Python and NumPy draw next is the least or the largest. The last word is another one, of which those that
+    come after these differ: who waits for another number gets it."""
+    words = (*[word] * (_WORDS - 1), 1)
+    random.setstate((3, (*words, 0), None))
+    if isinstance(np.random.get_state(), tuple):  # of this generator
+        np.random.set_state(("MT19937", np.array(words, np.uint32), 0, 0, 0.0))
+
+
+def _of_others() -> Any:
+    """The states that Python and NumPy draw from, to be compared."""
+    state = np.random.get_state()
+    return random.getstate(), repr(state) if isinstance(state, dict) else (state[1].tobytes(), *state[2:])
+
+
+@contextmanager
+def _lines_that_draw(lines: dict[tuple[str, int, str], None]) -> Iterator[None]:
+    """Notes lines of the user's during which Python or NumPy draws."""
+    state = _of_others()
+    last: dict[FrameType, tuple[str, int, str]] = {}
+
+    def look(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal state
+        code = frame.f_code
+        if is_library(code.co_filename) or is_standard(code.co_filename):
+            return None
+        now = _of_others()
+        if now != state and frame in last:
+            lines.setdefault(last[frame])
+        state = now
+        last[frame] = code.co_filename, frame.f_lineno, code.co_name
+        return look
+
+    before = sys.gettrace()
+    sys.settrace(look)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
 def refuse_drawn(
     model: nn.Module,
     inputs: Sequence[Tensor],
@@ -96,8 +148,12 @@ def refuse_drawn(
     """
     lines: dict[tuple[str, int, str], None] = {}
     known: Sequence[Tensor] | None = None
-    for change in (torch.clone, _least, _largest):
+    others = False  # whether Python or NumPy draws
+    for change, word in ((torch.clone, None), (_least, _LEAST_WORD), (_largest, _LARGEST_WORD)):
         restore()
+        if word is not None:
+            _draw_of(word)
+        before = _of_others()
         try:
             with _Drawn(change, lines):
                 results = model(*(t.clone() for t in inputs))
@@ -106,7 +162,13 @@ def refuse_drawn(
                 continue
         except Exception:  # noqa: BLE001 - the user's code may raise anything, of numbers that are unlikely
             pass
-        if lines:
+        finally:
+            others |= before != _of_others()
+        if others:
+            restore()
+            with suppress(Exception), _lines_that_draw(lines):
+                model(*(t.clone() for t in inputs))
+        if lines or others:
             where = "".join(f"\n  at {shown_line(*line)}" for line in list(lines)[:5])
             raise VerificationError(
                 "forward draws random numbers, on which its results depend; a file draws others, or has those of the "

@@ -19,15 +19,10 @@ from torch import Tensor
 from svexport.errors import UnsupportedError
 from svexport.exporter.aten import made_by_torch
 from svexport.exporter.aten.product import up_to_each
-from svexport.exporter.aten.special import polynomial
+from svexport.exporter.aten.special import floating, log1p, polynomial
 from svexport.exporter.masks import where
 
-__all__ = ["EMBEDDINGS", "EXACT", "floating", "floor_divide", "shapes_of_losses", "truncated"]
-
-
-def floating(x: Tensor) -> Tensor:
-    """As floating-point numbers."""
-    return x if x.is_floating_point() else x.to(torch.get_default_dtype())
+__all__ = ["EMBEDDINGS", "EXACT", "floor_divide", "shapes_of_losses", "truncated"]
 
 
 def _angle(x: Tensor) -> Tensor:
@@ -86,22 +81,16 @@ def _shifted(x: Any, places: Any) -> tuple[Tensor, Any, torch.dtype, int]:
 
 def _log_sigmoid(x: Tensor) -> Tensor:
     """``log(sigmoid(x))`` is minus infinity from -18 on (in half precision -104 and -17)."""
-    return -F.relu(-x) - _log_of_more_than_one(torch.exp(-x.abs()))
+    return -F.relu(-x) - log1p(torch.exp(-x.abs()))
 
 
-def _log_of_more_than_one(x: Tensor) -> Tensor:
-    """``log1p`` of finite numbers, which is the number itself where one and it are one."""
-    rounded = 1 + x
-    more = rounded - 1
-    return torch.where(more == 0, x, torch.log(rounded) * (x / more))
-
-
-def _log_add_exp(exp: Callable[[Tensor], Tensor], log: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
-    """Of the larger one: the exporter's own exponentials overflow."""
+def _log_add_exp(exp: Callable[[Tensor], Tensor], unit: float) -> Callable[..., Tensor]:
+    """Of the larger one: the exporter's own exponentials overflow. ``unit``: the natural logarithm of the base."""
 
     def function(x: Tensor, y: Tensor) -> Tensor:
         x, y = floating(x), floating(y)
-        return torch.maximum(x, y) + log(1 + exp(torch.where(x == y, 0.0, -(x - y).abs())))
+        more = log1p(exp(torch.where(x == y, 0.0, -(x - y).abs())))
+        return torch.maximum(x, y) + (more if unit == 1 else more * (1 / unit))
 
     return function
 
@@ -296,7 +285,7 @@ EMBEDDINGS = {function: _shortened(function) for function in (F.embedding, F.emb
 _MADE_BY_TORCH = (
     *("atleast_1d.Sequence", "atleast_2d.Sequence", "atleast_3d.Sequence", "binary_cross_entropy_with_logits"),
     *("column_stack", "dstack", "float_power.Tensor_Scalar", "float_power.Tensor_Tensor", "hstack", "isclose"),
-    *("movedim.int", "movedim.intlist", "native_batch_norm", "row_stack", "vstack"),
+    *("logit", "movedim.int", "movedim.intlist", "native_batch_norm", "row_stack", "vstack"),
 )
 """Of these the exporters make something else than torch does, of what torch makes of them they do not."""
 
@@ -317,8 +306,8 @@ EXACT: dict[str, Callable[..., Any]] = {
     "aten::isinf": _is_infinite,
     "aten::linalg_vector_norm": _vector_norm,
     "aten::log_sigmoid": _log_sigmoid,
-    "aten::logaddexp": _log_add_exp(torch.exp, torch.log),
-    "aten::logaddexp2": _log_add_exp(torch.exp2, torch.log2),
+    "aten::logaddexp": _log_add_exp(torch.exp, 1),
+    "aten::logaddexp2": _log_add_exp(torch.exp2, math.log(2)),
     "aten::logcumsumexp": _log_cumsum_exp,
     "aten::nan_to_num": _nan_to_num,
     "aten::sign": _sign,

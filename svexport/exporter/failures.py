@@ -23,6 +23,8 @@ __all__ = ["chain", "failure", "line_of", "located", "reason_of"]
 
 Error = TypeVar("Error", bound=SvexportError)
 
+_BITS = {"and_": "&", "or_": "|", "xor": "^", "lshift": "<<", "rshift": ">>"}
+
 _SOLVER = f"{os.sep}sympy{os.sep}"
 
 
@@ -81,6 +83,11 @@ def reason_of(error: BaseException, input_names: Sequence[str]) -> tuple[str, st
         return (
             "a number that ONNX has as an attribute is a dynamic size, such as groups=x.shape[0] of a convolution",
             "make that size static, or compute it by functions that take tensors, such as torch.einsum",
+        )
+    if bitwise := re.search(r"(?:target=operator\.|<built-in function )(and_|or_|xor|lshift|rshift)\b", text):
+        return (
+            f"forward computes with the bits of a dynamic size ({_BITS[bitwise[1]]}), for which it has no form in ONNX",
+            "compute with //, * and %, or make that size static",
         )
     return reason, advice_on(reason) or "replace the function by supported ones, or try opset=17 (another exporter)"
 

@@ -12,7 +12,16 @@ from torch.nn import functional as F
 from svexport.exporter.fp8 import LARGEST, ToFp8, fake_quantize_fp8
 from svexport.ops.transformer_decoder import TransformerDecoder
 
-__all__ = ["FORMATS", "FakeQuantizer", "QuantizedLayer", "quantizable", "quantized_layers", "step", "to_quantized"]
+__all__ = [
+    "FORMATS",
+    "FakeQuantizer",
+    "QuantizedLayer",
+    "always_called",
+    "quantizable",
+    "quantized_layers",
+    "step",
+    "to_quantized",
+]
 
 LOW, HIGH = -128, 127
 
@@ -211,6 +220,21 @@ def step(largest: Tensor, format: str = "int8") -> Tensor:
     return (
         torch.where(largest > 0, largest, 1.0).float().div(FORMATS[format]).clamp_min(torch.finfo(torch.float32).tiny)
     )
+
+
+def always_called(model: nn.Module) -> None:
+    """Has encoder layers of torch.nn call their quantized layers without gradients, too.
+
+    Their fast path is one function of the weights, which would compute as if nothing were quantized.
+    """
+    for module in model.modules():
+        if not isinstance(module, (nn.TransformerEncoderLayer, nn.TransformerEncoder)):
+            continue
+        if any(isinstance(part, QuantizedLayer) for part in module.modules()):
+            if isinstance(module, nn.TransformerEncoderLayer):
+                module.activation_relu_or_gelu = 0  # of other activations there is no fast path
+            else:
+                module.use_nested_tensor = False  # which the fast path alone takes
 
 
 def quantized_layers(model: nn.Module) -> Iterator[tuple[str, QuantizedLayer]]:

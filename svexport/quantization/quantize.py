@@ -20,7 +20,7 @@ from svexport.progress import phase
 from svexport.quantization.cache import CalibrationCache
 from svexport.quantization.calibrators import calibrate, check_method
 from svexport.quantization.histogram import Histogram
-from svexport.quantization.layers import FORMATS, QuantizedLayer, quantizable, to_quantized
+from svexport.quantization.layers import FORMATS, QuantizedLayer, always_called, quantizable, to_quantized
 from svexport.quantization.maps import MAP_READERS, maps_of, readers, to_quantized_maps
 from svexport.tracing.arguments import bind, called, copied, eval_mode, unwrapped
 
@@ -92,6 +92,7 @@ def quantize(
             to_quantized_maps(layer, largest, None if held is None else held.device)
         elif largest:
             to_quantized(layer, largest[0], format)
+    always_called(result)
     if missed := [name for name in layers if name not in histograms]:
         logger.warning("{} layers stay as they are, for no batch reached them: {}", len(missed), ", ".join(missed[:8]))
     return result

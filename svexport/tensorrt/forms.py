@@ -178,7 +178,7 @@ def _mod(b: Builder, node: _Node) -> Any:
     """Division rounds towards zero, so that this remainder has the sign of ``x``; that of Mod has the sign of ``y``."""
     x, y = node.inputs
     quotient = b.op("Div", x, y)
-    if x.dtype not in _INTEGERS:  # as the parser from 8.5 on has it: of a rounded quotient
+    if x.dtype not in {*_INTEGERS, TensorProto.UINT8}:  # as the parser from 8.5 on has it: of a rounded quotient
         down = b.op("Less", quotient, b.like(0, x), dtype=TensorProto.BOOL)
         quotient = b.op("Where", down, b.op("Ceil", quotient), b.op("Floor", quotient))
     rest = b.op("Sub", x, b.op("Mul", quotient, y))

@@ -319,3 +319,10 @@ def test_unknown_functions_of_real_tensors_are_named(opset: int, tmp_path) -> No
 def test_complex_results(opset: int, tmp_path) -> None:
     with pytest.raises(svexport.ExportError, match=r"returned a complex64 tensor at z, (?s:.*)torch.view_as_real"):
         svexport.export(Call(lambda x: {"z": z_of(x) * 2}), torch.randn(2, 4, 8), tmp_path / "m.onnx", opset=opset)
+
+
+def test_angles_of_what_is_no_number(tmp_path) -> None:
+    model, nan = Call(lambda x: {"angle": z_of(x).angle()}), float("nan")
+    report = svexport.export(model, torch.randn(2, 4, 8), tmp_path / "m.onnx", opset=13)
+    x = torch.tensor([nan, 1.0, 2.0, nan, nan, nan, 0.0, -3.0]).repeat(2, 4, 1)
+    torch.testing.assert_close(svexport.load(report.path)(x)[0], model(x)["angle"], equal_nan=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -20,17 +22,25 @@ SELDOM: dict[str, Callable[[Tensor], Tensor]] = {
     "added": lambda x: x + (torch.randn(2, 3, 20) < -6).sum(-1),
     "chosen": lambda x: x[torch.randint(0, 1000, (1,)).clamp(max=1)],
     "a loop": lambda x: x * 2 if torch.rand(()) < 0.9999 else x * 3,
+    "of Python": lambda x: x * 2 if random.random() > 1e-4 else x,
+    "of Python, of many": lambda x: x * (random.choice(range(1000)) + 1000 > 1000),
+    "of Python, normal": lambda x: x * 2 if random.gauss(0, 1) < 6 else x,
+    "of NumPy": lambda x: x * 2 if np.random.rand() < 1 - 1e-4 else x,
+    "of NumPy, of many": lambda x: x * bool(np.random.randint(0, 1000)),
 }
 
 
 @pytest.mark.parametrize("opset", [11, 18])
 @pytest.mark.parametrize("name", SELDOM)
 def test_what_is_seldom_drawn(name: str, opset: int, tmp_path: Path) -> None:
+    before = random.getstate(), np.random.get_state()[1]
     with pytest.raises(svexport.SvexportError) as caught:
         svexport.export(Call(SELDOM[name]), torch.rand(2, 3) + 1, tmp_path / "m.onnx", opset=opset)
     text = str(caught.value)
     assert "test_drawn.py:" in text
     assert "forward draws random numbers" in text or name == "a loop"
+    assert random.getstate() == before[0]
+    assert np.array_equal(np.random.get_state()[1], before[1])
     assert not list(tmp_path.iterdir())
 
 
@@ -45,6 +55,7 @@ NOT: dict[str, Callable[[Tensor], Tensor]] = {
     "unused": lambda x: (torch.rand(3), x * 2)[1],
     "overwritten": lambda x: torch.rand(2, 3).copy_(x) * 2,
     "not in evaluation": lambda x: F.dropout(x, 0.5, training=False),
+    "of Python and NumPy": lambda x: x * (2 + 0 * (random.random() < 0.5) + 0 * np.random.randint(9)),
 }
 
 

@@ -78,6 +78,7 @@ OF_FLOATS = {
         (x > 0).diagonal_scatter(y[0] > 0),
     ),
     "erfcx": lambda x, y: torch.special.erfcx(x.clamp(-9, 100)),
+    "expm1": lambda x, y: (x.expm1(), torch.special.expm1(y)),
     "ge": lambda x, y: x >= y,
     "isclose": lambda x, y: (
         x.isclose(y),
@@ -86,10 +87,12 @@ OF_FLOATS = {
         y.isclose(x, 0, 0),
     ),
     "le": lambda x, y: x <= y,
+    "log1p": lambda x, y: (x.log1p(), torch.special.log1p(y)),
     "log_ndtr": lambda x, y: torch.special.log_ndtr(x.clamp(-60, 60)),
     "logaddexp": lambda x, y: torch.logaddexp(x, y),
     "logaddexp2": lambda x, y: torch.logaddexp2(x, y),
     "logcumsumexp": lambda x, y: (x.T - y.T).logcumsumexp(0),
+    "logit": lambda x, y: (x.logit(1e-3), x.clamp(0.1, 0.9).logit()),
     "logsigmoid": lambda x, y: F.logsigmoid(x),
     "max": lambda x, y: x.max(),
     "max_along": lambda x, y: x.max(0),
@@ -109,6 +112,21 @@ OF_FLOATS = {
 @pytest.mark.parametrize("opset", OPSETS)
 def test_of_floats(opset: int, tmp_path) -> None:
     hold(OF_FLOATS, (TAME, TAME.T.contiguous()), [(X, Y), (Y.contiguous(), X), (TAME, Y.contiguous())], opset, tmp_path)
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+def test_next_to_zero(opset: int, tmp_path) -> None:
+    """Where 1 is added and taken away again, what is left is relative to the number, not to 1."""
+    functions = {
+        "expm1": lambda x: (x.expm1() / x, torch.special.expm1(x) / x),
+        "log1p": lambda x: (x.log1p() / x, torch.special.log1p(x) / x),
+        "logaddexp": lambda x: torch.logaddexp(x.abs().log(), x * 0) / x,
+        "logaddexp2": lambda x: torch.logaddexp2(x.abs().log2(), x * 0) / x,
+        "xlog1py": lambda x: torch.special.xlog1py(x, x) / x**2,
+    }
+    x = torch.rand(2, 9, generator=torch.Generator().manual_seed(2)) + 0.1
+    x = torch.cat([x, -x])
+    hold(functions, (x,), [(x * scale,) for scale in (1e-2, 1e-4, 1e-6, 1e-8, 1e-10)], opset, tmp_path)
 
 
 DISTINCT = torch.tensor([[3.0, NAN, -1.0, 7.0], [INF, -INF, 0.5, 2.0], [NAN, 1.0, -2.0, -INF]])
@@ -166,6 +184,28 @@ OF_INTEGERS = {
 def test_of_integers(opset: int, tmp_path) -> None:
     tame = (I.remainder(9), J.remainder(9), PLACES.abs())
     hold(OF_INTEGERS, tame, [(I, J, PLACES), (J, I, PLACES * 20)], opset, tmp_path)
+
+
+OF_NARROW_INTEGERS = {
+    "max": lambda x: (x.max(), x.amax(1), x.amin(0)),
+    "remainder": lambda x: (x % 7, torch.fmod(x, 5)),
+    "sum": lambda x: (x.sum(dtype=x.dtype), x.sum(1, dtype=x.dtype)),
+}
+
+
+@pytest.mark.parametrize(("opset", "target"), [(9, None), (11, "8.4"), (13, None), (18, None), (20, None)])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.uint8])
+def test_of_narrow_integers(dtype: torch.dtype, opset: int, target: str | None, tmp_path) -> None:
+    """Of which ops of ONNX take fewer than torch."""
+    low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    x = torch.randint(low, high + 1, (5, 7), generator=torch.Generator().manual_seed(3)).to(dtype)
+    report = svexport.export(Functions(OF_NARROW_INTEGERS), x, tmp_path / "m.onnx", opset=opset, target=target)
+    assert report.verified
+    x = torch.full_like(x, high)
+    expected = [part for function in OF_NARROW_INTEGERS.values() for part in function(x)]
+    for actual, wanted in zip(svexport.load(report.path)(x), expected, strict=True):
+        assert actual.dtype == wanted.dtype
+        assert torch.equal(actual, wanted)
 
 
 @pytest.mark.parametrize("opset", OPSETS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from pathlib import Path
 
@@ -113,3 +114,10 @@ def test_of_half_models_that_fail_in_torch(tmp_path: Path) -> None:
     assert "the model itself fails on these arguments: RuntimeError: value cannot be converted to type" in text
     assert "test_refusals.py:" in text
     assert "torch.cond" not in text
+
+
+@pytest.mark.parametrize("function", [operator.and_, operator.or_, operator.xor], ids=["and", "or", "xor"])
+def test_of_bits_of_sizes(function: Callable[[int, int], int], tmp_path: Path) -> None:
+    text = refused(lambda x: x * function(x.shape[2], 6), tmp_path, 18, dynamic_shapes=DYNAMIC)
+    assert "bits of a dynamic size" in text
+    assert "//" in text

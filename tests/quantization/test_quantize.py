@@ -249,6 +249,20 @@ def test_attention_stays() -> None:
     assert [name for name, _ in quantized_layers(quantized)] == ["linear1", "linear2"]
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_encoders_are_quantized_without_gradients(masked: bool) -> None:
+    """torch's fast path, which they take there, reads the weights and calls no layer."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    net, x = nn.TransformerEncoder(layer, 2).eval(), torch.randn(2, 5, 8)
+    mask = torch.arange(5) >= torch.tensor([[5], [3]]) if masked else None
+    quantized = svexport.quantize(net, [x])
+    expected = quantized(x, src_key_padding_mask=mask)
+    with torch.no_grad():
+        torch.testing.assert_close(quantized(x, src_key_padding_mask=mask), expected)
+        own = net(x, src_key_padding_mask=mask)
+    assert not torch.allclose(own[0], expected[0], rtol=1e-4, atol=1e-4)
+
+
 def test_weights_that_are_computed_stay() -> None:
     net = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 2))
     quantized = svexport.quantize(net, [torch.randn(3, 4)])

@@ -202,9 +202,25 @@ def _with_divisor(axes: int) -> Callable[..., Any]:
     return function
 
 
+def _largest_of_a_row(
+    input: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    """torch's own for CPUs is one function, which takes a size that is a symbol for a number."""
+    if return_indices or not _is_dynamic(input, (1,)):
+        return NotImplemented
+    return torch.max_pool1d_with_indices(input, kernel_size, stride or kernel_size, padding, dilation, ceil_mode)[0]
+
+
 AS_CALLED: dict[Callable[..., Any], Callable[..., Any]] = {
     F.avg_pool2d: _with_divisor(2),
     F.avg_pool3d: _with_divisor(3),
+    **dict.fromkeys((F.max_pool1d, torch.max_pool1d), _largest_of_a_row),
 }
 """By what Python calls."""
 

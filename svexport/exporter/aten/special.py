@@ -11,7 +11,27 @@ from torch import Tensor
 
 from svexport.errors import UnsupportedError
 
-__all__ = ["FUNCTIONS", "polynomial"]
+__all__ = ["FUNCTIONS", "OTHERWISE", "floating", "log1p", "polynomial"]
+
+
+def floating(x: Tensor) -> Tensor:
+    """As floating-point numbers."""
+    return x if x.is_floating_point() else x.to(torch.get_default_dtype())
+
+
+def log1p(x: Tensor) -> Tensor:
+    """Next to 0 the rounding error of 1 + x is as large as x: it is added, over what the logarithm is taken of."""
+    x = floating(x)
+    rounded = 1 + x
+    more = rounded - 1  # x itself where that is infinite, or 1 + x is 0
+    log = rounded.log()
+    return torch.where(more == x, log, log + (x - more) / rounded)
+
+
+def _expm1(x: Tensor) -> Tensor:
+    """Next to 0 exp(x) - 1 has the rounding error of a number next to 1; this is the same product without it."""
+    x = floating(x)
+    return (x * 0.5).tanh() * (x.exp() + 1)
 
 
 _MIDDLE = (
@@ -50,4 +70,10 @@ def polynomial(x: Tensor, factors: Sequence[float]) -> Tensor:
     return result
 
 
-FUNCTIONS: dict[str, Callable[..., Any]] = {"aten::erfinv": _inverse_error_function}
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "aten::erfinv": _inverse_error_function,
+    **dict.fromkeys(("aten::expm1", "aten::special_expm1"), _expm1),
+    **dict.fromkeys(("aten::log1p", "aten::special_log1p"), log1p),
+}
+
+OTHERWISE = ("aten::expm1", "aten::log1p", "aten::special_expm1", "aten::special_log1p")

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from contextlib import suppress
 
 import onnx
 from onnx import TensorProto, helper
 
-from svexport.graph.opsets.known import Known
+from svexport.graph.opsets.known import Known, known_of
 from svexport.graph.opsets.rules import Refusal, schema_of
+from svexport.graph.walk import STANDARD, graphs, opset_of
 from svexport.symbolic._builder import Builder, Value, dtype_name
 
-__all__ = ["fit", "moves"]
+__all__ = ["fit", "fit_all", "moves"]
 
 _T = TensorProto
 _WIDER_INTEGERS: dict[int, tuple[int, ...]] = {
@@ -108,6 +110,30 @@ def fit(node: onnx.NodeProto, opset: int, known: Known, prefix: str) -> list[onn
             if made is not None and allowed and made not in allowed:
                 raise Refusal(f"{node.op_type} makes no {dtype_name(made)} there")
     return _cast(node, schema, opset, casts, bound, prefix) if casts else None
+
+
+def fit_all(model: onnx.ModelProto) -> bool:
+    """Makes the nodes of a model, in place, of data types that their ops take at its opset, where a wider type does.
+
+    Returns:
+        Whether any were of others.
+    """
+    known, opset, found = known_of(model), opset_of(model), False
+    for graph in graphs(model.graph):
+        nodes: list[onnx.NodeProto] = []
+        for index, node in enumerate(graph.node):
+            fitted: list[onnx.NodeProto] | None = None
+            if node.domain in STANDARD:
+                known.add_node(node, opset)
+                with suppress(Refusal):
+                    fitted = fit(node, opset, known, f"{node.name}/fitted_{index}/")
+                for one in fitted or ():
+                    known.add_node(one, opset)
+            nodes += fitted or [node]
+            found |= fitted is not None
+        del graph.node[:]
+        graph.node.extend(nodes)
+    return found
 
 
 def _formal(

@@ -78,6 +78,17 @@ def test_dynamic_height_and_width(size: tuple, kind: str, opset: int, tmp_path) 
         torch.testing.assert_close(engine(x), function(x), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(("opset", "first"), TRACED)
+def test_rows_of_a_dynamic_length(opset: int, first: bool, tmp_path) -> None:
+    def function(x):
+        more = F.max_pool1d(x, 3, 2, 1, ceil_mode=True), torch.max_pool1d(x, 2, 3, dilation=2)
+        return F.max_pool1d(x, 3), *more, torch.nn.MaxPool1d(2)(x[0]), F.max_pool1d(x, 3, 2, return_indices=True)[0]
+
+    exported(function, torch.randn(2, 3, 9), tmp_path, opset, first, dynamic_shapes={"x": {2: "n"}})
+    for length in (3, 4, 5, 6, 10, 31):
+        agrees(tmp_path, function, torch.randn(2, 3, length))
+
+
 @pytest.mark.parametrize("size", [(1, 1), (3, 4)])
 def test_places_of_the_largest_with_a_dynamic_height(size: tuple, tmp_path) -> None:
     """Ties too: the first of a window, row after row."""
