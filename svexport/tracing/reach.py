@@ -59,7 +59,6 @@ class Place(NamedTuple):
         elif self.holder is not None:
             setattr(self.holder, self.key, value)
 
-
     def holds(self) -> bool:
         """Whether an array has these numbers; of what is no container, whether it has the very value."""
         if isinstance(self.holder, np.ndarray):
