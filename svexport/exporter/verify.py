@@ -36,7 +36,7 @@ from svexport.exporter.empty import compare_empty
 from svexport.exporter.finish import Signature
 from svexport.exporter.followed import Sizes
 from svexport.exporter.inputs import FAR, FIRST, KINDS, NEXT, NOTHING, Resized, far, of_kind, random
-from svexport.exporter.memory import kept_memory
+from svexport.exporter.memory import kept_memory, old_objects_left_alone
 from svexport.exporter.rounding import Rounding, Tolerances
 from svexport.exporter.sizes_of_file import SizesOfFile
 from svexport.exporter.values import Unproven, refuse_unfollowed, refuse_valueless, refuse_values, user_numbers
@@ -72,6 +72,7 @@ class _NotFinite(Exception):
 
 
 @kept_memory()
+@old_objects_left_alone()
 def verify(
     model: nn.Module,
     path: Path,
