@@ -18,7 +18,11 @@ from svexport.exporter.borders import ANYWAY
 if TYPE_CHECKING:
     from svexport.runtime.session import OnnxEngine
 
-__all__ = ["FileBeside"]
+__all__ = ["AHEAD", "FileBeside"]
+
+AHEAD = 2
+"""Runs that torch may have computed before those before them are compared: with one, the file waits while a comparison
+has torch compute once more."""
 
 T = TypeVar("T")
 

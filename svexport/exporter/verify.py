@@ -28,7 +28,7 @@ from svexport.exporter.agreement import (
     ties,
 )
 from svexport.exporter.assumed import sizes_against
-from svexport.exporter.beside import FileBeside
+from svexport.exporter.beside import AHEAD, FileBeside
 from svexport.exporter.borders import ANYWAY, MOST_RUNS, WITHOUT_NUMBERS, Borders, refuse_beyond
 from svexport.exporter.counted import refuse_counted
 from svexport.exporter.drawn import refuse_drawn
@@ -36,7 +36,7 @@ from svexport.exporter.empty import compare_empty
 from svexport.exporter.finish import Signature
 from svexport.exporter.followed import Sizes
 from svexport.exporter.inputs import FAR, FIRST, KINDS, NEXT, NOTHING, Resized, far, of_kind, random
-from svexport.exporter.memory import kept_memory
+from svexport.exporter.memory import kept_memory, old_objects_left_alone
 from svexport.exporter.rounding import Rounding, Tolerances
 from svexport.exporter.sizes_of_file import SizesOfFile
 from svexport.exporter.values import Unproven, refuse_unfollowed, refuse_valueless, refuse_values, user_numbers
@@ -172,12 +172,12 @@ class Verification:
         self._random = self._sized = False  # whether forward draws random numbers, and some run had other sizes
 
     def compare(self, quick: bool, guarded: Guards) -> None:
-        """Compares on all inputs, of which torch may compute the next while the file still runs."""
-        with self.file:
+        """Compares on all inputs, of which torch may compute the next ones while the file still runs."""
+        with self.file, old_objects_left_alone():
             for alternatives in self._runs(quick, guarded):
                 if (taken := self._first_taken(alternatives)) is not None:
                     self._begin(*taken)
-                    self._finish(int(taken[0] in ("given", *FAR) and self._goes_ahead))
+                    self._finish(AHEAD if taken[0] in ("given", *FAR) and self._goes_ahead else 0)
             self._finish()
             self.file.load()
         if not quick and not self._failing:

@@ -348,7 +348,8 @@ def roots_of_users() -> Iterator[list[Root]]:
         for key in code.co_names:
             value = known.get(key)
             if isinstance(value, types.ModuleType):
-                if not is_library(getattr(value, "__file__", None) or "<"):
+                file = getattr(value, "__file__", None) or "<"
+                if not (is_library(file) or is_standard(file)):
                     held = vars(value)
                     roots.extend(Root(f"{key}.{k}", held, k, held[k]) for k in code.co_names if k in held)
             elif key in known:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import platform
 import subprocess
 import sys
+import weakref
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -74,3 +77,57 @@ def test_memory_is_used_again() -> None:
     usual, again, left = map(int, output.split())
     assert again * 10 < usual
     assert left < 8000  # pages: given back
+
+
+class Loop:
+    """Garbage, once nobody else has it, that takes a collection to find."""
+
+    def __init__(self) -> None:
+        self.own = self
+
+
+@pytest.fixture
+def thawed() -> Iterator[None]:
+    """Collections when they are asked for alone, and nothing frozen by other tests."""
+    gc.disable()
+    gc.collect()  # and none is due once they are on again
+    assert not gc.get_freeze_count()
+    yield
+    gc.unfreeze()
+    gc.enable()
+
+
+@pytest.mark.usefixtures("thawed")
+def test_garbage_is_looked_for_among_new_objects_alone() -> None:
+    gc.enable()
+    old = weakref.ref(one := Loop())
+    with memory.old_objects_left_alone():
+        new = weakref.ref(Loop())
+        del one
+        gc.collect()
+        assert (old() is None, new() is None) == (False, True)
+    assert not gc.get_freeze_count()
+    gc.collect()
+    assert old() is None
+
+
+@pytest.mark.usefixtures("thawed")
+def test_garbage_of_a_trace_goes_before_old_objects_are_left_alone() -> None:
+    with memory.without_collections():
+        left = weakref.ref(Loop())
+    gc.enable()
+    assert left() is not None
+    with memory.old_objects_left_alone():
+        assert left() is None
+
+
+@pytest.mark.parametrize("why", ["disabled", "frozen"])
+@pytest.mark.usefixtures("thawed")
+def test_collections_of_whoever_sees_to_them_are_left_alone(why: str) -> None:
+    if why == "frozen":
+        gc.enable()
+        gc.freeze()
+    before = gc.get_freeze_count()
+    with memory.old_objects_left_alone():
+        assert bool(gc.get_freeze_count()) == bool(before) == (why == "frozen")
+    assert bool(gc.get_freeze_count()) == bool(before)

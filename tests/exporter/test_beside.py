@@ -74,7 +74,8 @@ def test_what_it_says_is_the_same(kind: type[Net], tmp_path: Path, monkeypatch: 
 
 
 def test_torch_computes_the_next_inputs_while_the_file_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file's run of the given inputs ends when torch has begun with the scaled ones, or the test fails."""
+    """The file's run of the given inputs ends when torch has begun with the second ones after them, or the test
+    fails."""
     began, threads, own = threading.Event(), [], FileBeside.start
 
     def start(self: FileBeside, inputs: list[Tensor]) -> Any:
@@ -90,7 +91,7 @@ def test_torch_computes_the_next_inputs_while_the_file_runs(tmp_path: Path, monk
 
     class Counts(Net):
         def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-            if not torch.compiler.is_exporting() and x.abs().max() > 20:
+            if not torch.compiler.is_exporting() and not x.any():
                 began.set()
             return super().forward(x, mask)
 
