@@ -86,7 +86,7 @@ def _refuse(
         after.append(reached.again())
     steps = {name: _step(first, after, name) for name in after[1].differing(after[2])}
     counters = {name: step for name, step in steps.items() if step is not None}
-    refusal = f"forward changes {', '.join(steps)} of the model, and returns something else"
+    refusal = f"forward changes {', '.join(steps)}, and returns something else"
     way_out = (
         ", which a file cannot. No file was written.\n  Pass it as an input and return it, or leave it out of forward. "
         + ANYWAY

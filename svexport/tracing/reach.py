@@ -92,6 +92,7 @@ class Reached:
     def __init__(self, roots: Sequence[Root], copied: Callable[[Tensor], bool]) -> None:
         self.places: dict[str, Place] = {}
         self._roots, self._copied = roots, copied
+        self._named: dict[str, int] = {}
         self._contents: list[tuple[Any, Any]] = []
         self._copies: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # by id: itself, a copy, and its storage
         self._near: set[int] = set()  # dicts of modules, and containers that are their attributes
@@ -101,16 +102,20 @@ class Reached:
             name, holder, key, value = waiting.pop()
             if isinstance(value, Tensor):
                 small = id(holder) in self._near or value.numel() <= MOST_COPIED
-                self.places[name] = Place(self._copy(value) if small else value, value, None)
+                self._add(name, Place(self._copy(value) if small else value, value, None))
             elif isinstance(value, _PLAIN):
-                self.places[name] = Place(value, holder, key)
+                self._add(name, Place(value, holder, key))
             elif id(value) not in seen:
                 seen[id(value)] = value
                 parts = self._parts(name, value)
                 if parts is None:
-                    self.places[name] = Place(*_position(value, holder, key))
+                    self._add(name, Place(*_position(value, holder, key)))
                 else:
                     waiting += reversed(parts)
+
+    def _add(self, name: str, place: Place) -> None:
+        count = self._named[name] = self._named.get(name, 0) + 1  # functions of one name may have the same arguments
+        self.places[name if count == 1 else f"{name} ({count})"] = place
 
     def again(self) -> Reached:
         """What is reached from the same roots now."""
@@ -197,19 +202,22 @@ class Reached:
                 if key in _OF_MODULES and isinstance(value, nn.Module) and isinstance(part, dict):
                     self._contents.append((part, part.copy()))
                     parts += _named(name, part, part)
+                elif isinstance(part, (dict, list)) and not part:  # hooks, of which a module has ten dicts
+                    self._contents.append((part, part.copy()))
                 else:
                     parts += _named(name, attributes, {key: part})
         for key in _slots(kind):
             with suppress(AttributeError):  # nothing there yet
                 parts.append(Root(f"{name}.{key}", value, key, getattr(value, key)))
-        own = {part.name for part in parts}
-        for cls in kind.__mro__:
+        for cls in filter(_is_of_users, kind.__mro__):
+            own = {part.name for part in parts}
             parts += [part for part in _parts_of_class(name, cls) if part.name not in own]
         return parts
 
 
 def _named(name: str, holder: Any, values: dict[str, Any]) -> list[Root]:
-    return [Root(f"{name}.{key}" if name else str(key), holder, key, value) for key, value in values.items()]
+    prefix = f"{name}." if name else ""
+    return [Root(f"{prefix}{key}", holder, key, value) for key, value in values.items()]
 
 
 def _parts_of_function(name: str, function: types.FunctionType) -> list[Root]:
@@ -351,9 +359,9 @@ def roots_of_users() -> Iterator[list[Root]]:
                 file = getattr(value, "__file__", None) or "<"
                 if not (is_library(file) or is_standard(file)):
                     held = vars(value)
-                    roots.extend(Root(f"{key}.{k}", held, k, held[k]) for k in code.co_names if k in held)
+                    roots.extend(Root(f"global {key}.{k}", held, k, held[k]) for k in code.co_names if k in held)
             elif key in known:
-                roots.append(Root(key, known, key, value))
+                roots.append(Root(f"global {key}", known, key, value))
 
     with calls_of_users(look):
         yield roots

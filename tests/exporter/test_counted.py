@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -62,6 +63,10 @@ def test_what_comes_later_is_refused(how: str, name: str, opset: int, tmp_path: 
     assert not list(tmp_path.iterdir())
 
 
+calls = 0
+draws = object()  # that has the name of an attribute
+
+
 class Keeps(nn.Module):
     """Keeps how often it has been called where no attribute of its own tells, and returns twice that much once."""
 
@@ -73,7 +78,7 @@ class Keeps(nn.Module):
         self.pair, self.text, self.doubled, self.age, self.whole = (0, 0), "", 1, 0.0, np.int64(0)
         self.array, self.last = np.zeros(3), deque([0], maxlen=90)
         self.register_buffer("decay", torch.ones(2))
-        self.going, self.closed = counting(), closure()
+        self.going, self.closed, self.draws = counting(), closure(), random.Random(0)
 
     def many(self) -> bool:
         if self.how == "dict":
@@ -110,6 +115,12 @@ class Keeps(nn.Module):
             return next(self.going) > 70
         if self.how == "closure":
             return self.closed() > 70
+        if self.how == "draws":
+            return self.draws.random() < 0.02
+        if self.how == "global":
+            global calls
+            calls += 1
+            return calls > 70
         return default() > 70
 
     def forward(self, x: Tensor) -> Tensor:
@@ -156,7 +167,9 @@ KEPT = {
     "decay": "decay",
     "generator": "going().calls",
     "closure": "closed().calls",
-    "default": "default().calls[0]",
+    "draws": "draws",
+    "global": "global calls",
+    "default": "global default().calls[0]",
 }
 
 
@@ -165,7 +178,7 @@ def test_wherever_it_is_kept(how: str, tmp_path: Path) -> None:
     model = Keeps(how)
     with pytest.raises(svexport.VerificationError) as raised:
         svexport.export(model, torch.rand(2, 3) + 1, tmp_path / "m.onnx", opset=18)
-    assert f"forward changes {KEPT[how]} of the model, and returns something else" in str(raised.value)
+    assert f"forward changes {KEPT[how]}, and returns something else" in str(raised.value)
     assert (model.counts, model.own.calls, Keeps.seen, model.pair) == ({"calls": 0}, 0, 0, (0, 0))
     assert (model.text, [*model.last], model.doubled, model.age, model.whole) == ("", [0], 1, 0, 0)
     assert not model.array.any()
