@@ -22,14 +22,14 @@ from svexport.tracing.source import calls_of_users, is_library, is_standard
 
 __all__ = ["Place", "Reached", "Root", "roots_of_users", "same"]
 
-MOST = 100_000
-"""Places that are looked at: what holds more than that is data."""
+MOST_FAR = 20_000
+"""Values that are looked at further from a module than in a container of its own: what holds more is data."""
 
 MOST_OF_ONE = 10_000
 """Of one container; of a larger one its length is known."""
 
-MOST_COPIED = 2**20
-"""Elements of a tensor that is further from a module than in a container of its own, as example inputs are."""
+MOST_COPIED = 2**26
+"""Bytes of tensors that are further from a module than in a container of its own, as example inputs are."""
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, np.generic)
 _OF_MODULES = ("_buffers", "_parameters", "_modules")
@@ -79,7 +79,7 @@ class Reached:
     """All that is reached from roots: through modules, containers, objects of the user's classes and what these classes
     hold, functions with their closures and defaults, and generators.
 
-    Scripted modules and lazy ones are left out. What is written into large tensors far from a module is not seen.
+    Scripted modules and lazy ones are left out. What is written into many tensors far from a module is not seen.
 
     Args:
         roots: where to begin.
@@ -97,12 +97,17 @@ class Reached:
         self._copies: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # by id: itself, a copy, and its storage
         self._near: set[int] = set()  # dicts of modules, and containers that are their attributes
         seen: dict[int, Any] = {}
-        waiting = [*reversed(roots)]
-        while waiting and len(self.places) < MOST:
+        waiting, values, size = [*reversed(roots)], MOST_FAR, MOST_COPIED  # those that are left for what is far
+        while waiting:
             name, holder, key, value = waiting.pop()
+            near = id(holder) in self._near or isinstance(value, nn.Module)
+            values -= not near
+            if not near and values < 0:
+                continue
             if isinstance(value, Tensor):
-                small = id(holder) in self._near or value.numel() <= MOST_COPIED
-                self._add(name, Place(self._copy(value) if small else value, value, None))
+                needed = 0 if near else value.numel() * value.element_size()
+                self._add(name, Place(self._copy(value) if needed <= size else value, value, None))
+                size -= needed if needed <= size else 0
             elif isinstance(value, _PLAIN):
                 self._add(name, Place(value, holder, key))
             elif id(value) not in seen:
@@ -170,7 +175,7 @@ class Reached:
         if isinstance(value, (dict, list, deque, tuple)) and len(value) > MOST_OF_ONE:
             return None
         if isinstance(value, dict):
-            return [Root(f"{name}[{_key(k, n)}]", value, k, v) for n, (k, v) in enumerate(value.items())]
+            return [Root(f"{name}[{_key(k, n)}]", value, k, v) for n, (k, v) in enumerate(list(value.items()))]
         if isinstance(value, (list, deque, tuple)):
             holder = None if isinstance(value, tuple) else value
             return [Root(f"{name}[{n}]", holder, n, v) for n, v in enumerate(value)]
@@ -198,7 +203,7 @@ class Reached:
             self._contents.append((attributes, attributes.copy()))
             if isinstance(value, nn.Module):
                 self._near |= {id(attributes), *map(id, attributes.values())}
-            for key, part in attributes.items():
+            for key, part in list(attributes.items()):  # another thread may write
                 if key in _OF_MODULES and isinstance(value, nn.Module) and isinstance(part, dict):
                     self._contents.append((part, part.copy()))
                     parts += _named(name, part, part)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 import svexport
 from svexport.exporter.opsets import LAST_TORCHSCRIPT_OPSET
+from svexport.tracing.state import State
 
 pytestmark = pytest.mark.core
 
@@ -296,3 +298,23 @@ def test_a_capture_that_failed_leaves_forward_derivatives(opset: int, tmp_path: 
     with pytest.raises(svexport.SvexportError):
         svexport.export(model, x, tmp_path / "m.onnx", opset=opset)
     torch.testing.assert_close(model(x), expected)
+
+
+def test_modules_behind_much_data() -> None:
+    """What a trainer has is data: so many values of it are looked at, and all modules after it."""
+
+    class Trained(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.samples = [[SimpleNamespace(at=at, box=torch.zeros(4)) for at in range(5000)] for _ in range(6)]
+            self.counting = Counting()
+
+    model = Trained()
+    state = State(model)
+    model.counting(X)
+    model.samples[0][0].at = -1
+    assert {"counting.frames", "counting.shapes['x']", "samples[0][0].at"} <= {*state.changed()}
+    state.restore()
+    assert_untouched(model.counting)
+    assert model.samples[0][0].at == 0
+    assert not state.changed()
