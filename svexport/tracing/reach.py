@@ -29,7 +29,7 @@ MOST_OF_ONE = 10_000
 """Of one container; of a larger one its length is known."""
 
 MOST_COPIED = 2**26
-"""Bytes of tensors that are further from a module than in a container of its own, as example inputs are."""
+"""Bytes of tensors and arrays that are so far from a module, as example inputs are."""
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, np.generic)
 _OF_MODULES = ("_buffers", "_parameters", "_modules")
@@ -79,7 +79,7 @@ class Reached:
     """All that is reached from roots: through modules, containers, objects of the user's classes and what these classes
     hold, functions with their closures and defaults, and generators.
 
-    Scripted modules and lazy ones are left out. What is written into many tensors far from a module is not seen.
+    Scripted modules and lazy ones are left out, and of what is far from a module what is more than the limits above.
 
     Args:
         roots: where to begin.
@@ -104,8 +104,8 @@ class Reached:
             values -= not near
             if not near and values < 0:
                 continue
-            if isinstance(value, Tensor):
-                needed = 0 if near else value.numel() * value.element_size()
+            if isinstance(value, (Tensor, np.ndarray)):
+                needed = 0 if near else value.nbytes
                 self._add(name, Place(self._copy(value) if needed <= size else value, value, None))
                 size -= needed if needed <= size else 0
             elif isinstance(value, _PLAIN):
@@ -159,7 +159,9 @@ class Reached:
             elif not isinstance(place.holder, (dict, list, deque, Tensor)) and not place.holds():
                 place.put(place.value)
 
-    def _copy(self, tensor: Tensor) -> Tensor:
+    def _copy(self, tensor: Any) -> Any:
+        if isinstance(tensor, np.ndarray):
+            return tensor.copy()
         if not self._copied(tensor):
             return tensor
         if id(tensor) not in self._copies:
@@ -185,6 +187,7 @@ class Reached:
             parts = {"func": value.func, "args": value.args, "keywords": value.keywords}
             return [Root(f"{name}.{key}", None, None, part) for key, part in parts.items()]
         if isinstance(value, types.FunctionType):
+            self._contents.append((value.__dict__, value.__dict__.copy()))
             return _parts_of_function(name, value)
         if isinstance(value, types.GeneratorType):
             frame = value.gi_frame
@@ -280,8 +283,6 @@ class _Drawing(NamedTuple):
 
 def _position(value: Any, holder: Any, key: Any) -> tuple[Any, Any, Any]:
     """The value of a place that is looked at as a whole."""
-    if isinstance(value, np.ndarray):
-        return value.copy(), value, None
     if isinstance(value, (set, frozenset)):
         return frozenset(value), None, None
     if isinstance(value, random.Random):

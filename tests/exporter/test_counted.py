@@ -117,6 +117,9 @@ class Keeps(nn.Module):
             return self.closed() > 70
         if self.how == "draws":
             return self.draws.random() < 0.02
+        if self.how == "function":
+            closure.calls = getattr(closure, "calls", 0) + 1
+            return closure.calls > 70
         if self.how == "global":
             global calls
             calls += 1
@@ -168,6 +171,7 @@ KEPT = {
     "generator": "going().calls",
     "closure": "closed().calls",
     "draws": "draws",
+    "function": "global closure().calls",
     "global": "global calls",
     "default": "global default().calls[0]",
 }
