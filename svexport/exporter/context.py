@@ -38,6 +38,7 @@ from svexport.exporter.opsets import FIRST_DYNAMO_OPSET
 from svexport.exporter.program import decompose_nodes, promote
 from svexport.exporter.spared import rules_where_they_may_match, spared
 from svexport.ops._op import OPS
+from svexport.symbolic._symbolic import taken_over
 from svexport.tracing.arguments import FlatModel
 from svexport.tracing.quantizers import FullRanges, shapes_known
 from svexport.tracing.swapped import applied_by, swapped
@@ -229,9 +230,11 @@ def _exact() -> Iterator[None]:
 
     own = _decomp.create_onnx_friendly_decomposition_table
 
+    exact = {name: function for name, function in EXACT.items() if name.partition(".")[0] not in taken_over()}
+
     def table(*args: Any, **kwargs: Any) -> dict[Any, Callable[..., Any]]:
         return own(*args, **kwargs) | {
-            overload_of(name): function for name, function in (EXACT | FUNCTIONS | _ALSO).items()
+            overload_of(name): function for name, function in (exact | FUNCTIONS | _ALSO).items()
         }
 
     with swapped(_decomp, create_onnx_friendly_decomposition_table=table):

@@ -25,6 +25,7 @@ from svexport.exporter.aten.span import linspace
 from svexport.exporter.aten.special import floating
 from svexport.exporter.exact import EMBEDDINGS, EXACT, floor_divide, truncated
 from svexport.exporter.masks import CHOICES, by_places, is_mask_of_places
+from svexport.symbolic._symbolic import taken_over
 from svexport.tracing.swapped import untraced
 
 __all__ = [
@@ -70,7 +71,8 @@ def decomposed(names: Collection[str]) -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that kernels are replaced
-            for overload, written in ((o, name in WRONG) for name in (*WRONG, *names) for o in overloads_of(name)):
+            wrong = WRONG - taken_over()
+            for overload, written in ((o, name in wrong) for name in (*wrong, *names) for o in overloads_of(name)):
                 function = _ours(overload) if written else _decomposition(overload)
                 if function is not None:
                     library.impl(overload, _once(overload, function, _taker(taking, overload)), "Tracer")

@@ -10,7 +10,7 @@ from svexport.errors import ExportError
 from svexport.ops._op import Argument, Op
 from svexport.symbolic._builder import Builder, Value
 
-__all__ = ["COMPUTED", "SYMBOLICS", "Symbolic", "TensorInfo", "node_of", "qualified"]
+__all__ = ["COMPUTED", "SYMBOLICS", "Symbolic", "TensorInfo", "node_of", "qualified", "taken_over"]
 
 SYMBOLICS: dict[str, Symbolic] = {}
 """Every symbolic by node type (``SvGridSample``), filled as the files of ``svexport.symbolic`` are imported."""
@@ -78,6 +78,11 @@ def _without_computed(sizes: Any, computed: list[Any]) -> Any:
 def qualified(name: str) -> str:
     """The name of an operator with its library: ``"aten::einsum"`` for ``"einsum"``."""
     return name if "::" in name else f"aten::{name}"
+
+
+def taken_over() -> set[str]:
+    """Names, without overloads, of the functions of unedited models that become nodes of ops."""
+    return {qualified(name).partition(".")[0] for symbolic in SYMBOLICS.values() for name in symbolic.aten}
 
 
 @dataclass
