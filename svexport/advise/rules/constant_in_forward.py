@@ -19,6 +19,8 @@ _MAKERS = {
         "from_numpy",
         "arange",
         "linspace",
+        "logspace",
+        "eye",
         "Tensor",
         "FloatTensor",
         "LongTensor",
@@ -26,7 +28,7 @@ _MAKERS = {
         "BoolTensor",
     )
 }
-_ON_DEVICE = ("torch.arange", "torch.linspace")
+_ON_DEVICE = ("torch.arange", "torch.linspace", "torch.logspace", "torch.eye")
 _NUMBERS = ("math.pi", "math.e", "math.inf", "numpy.pi", "numpy.inf", "torch.pi", "torch.inf")
 
 
