@@ -375,7 +375,21 @@ class Function:
         bare = self.name.lstrip("_")
         return (
             bare.startswith(
-                ("from_", "init_", "initialize", "initialise", "reset", "load", "convert", "remap", "test", "checkpoint", "save", "plot", "draw")
+                (
+                    "from_",
+                    "init_",
+                    "initialize",
+                    "initialise",
+                    "reset",
+                    "load",
+                    "convert",
+                    "remap",
+                    "test",
+                    "checkpoint",
+                    "save",
+                    "plot",
+                    "draw",
+                )
             )
             or bare in ("init", "post_init", "new", "extra_repr", "repr__", "main", "setup")
             or self.name == "__init__"

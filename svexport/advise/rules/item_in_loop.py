@@ -41,6 +41,9 @@ def _taken(scope: Scope, node: ast.Call) -> tuple[str, ast.expr] | None:
 def _ends_early(scope: Scope, node: ast.AST) -> bool:
     """Whether the loop ends by what is computed in it: there is no time before it at which all values are known."""
     for child, parent in scope.function.above(node):
+        if isinstance(parent, ast.GeneratorExp):
+            taker = scope.parent(parent)
+            return isinstance(taker, ast.Call) and scope.file.qualified(taker.func) in ("any", "all", "next")
         if isinstance(parent, ast.While):
             return not _counts(scope, parent)
         if isinstance(parent, ast.For) and child in parent.body:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from svexport.advise.axes import permuted, permuting
 from svexport.advise.comparisons import comparison
-from svexport.advise.kinds import Call, integer
+from svexport.advise.kinds import Call
 from svexport.advise.rule import Found, Rule, Scope
 from svexport.advise.torch_names import ACTIVATIONS
 
@@ -39,7 +39,8 @@ def _is_elementwise(call: Call) -> bool:
     if call.name not in ("clamp", "clip", "clamp_min", "clamp_max"):
         return call.name in ACTIVATIONS
     bounds = [*call.arguments, *(value for name, value in call.keywords.items() if name not in ("input", "out"))]
-    return bool(bounds) and all(isinstance(b, ast.Constant) or integer(b) is not None for b in bounds)
+    signless = [b.operand if isinstance(b, ast.UnaryOp) else b for b in bounds]
+    return bool(bounds) and all(isinstance(b, ast.Constant) for b in signless)
 
 
 def _found(scope: Scope, node: ast.expr, before: Call, message: str, directly: bool) -> Found:
