@@ -10,7 +10,8 @@ from svexport.advise.rule import Scope
 
 __all__ = ["composed", "permutation", "permuted", "permuting"]
 
-_PERMUTING = ("permute", "transpose", "swapaxes", "swapdims")
+_MOVING = ("movedim", "moveaxis")
+_PERMUTING = ("permute", "transpose", "swapaxes", "swapdims", *_MOVING)
 
 
 def permuting(scope: Scope, node: ast.AST) -> Call | None:
@@ -47,6 +48,9 @@ def permutation(call: Call, rank: int | None) -> tuple[int, ...] | None:
         return None
     a, b = (d % rank for d in dims)
     axes = list(range(rank))
+    if call.name in _MOVING:
+        axes.insert(b, axes.pop(a))
+        return tuple(axes)
     axes[a], axes[b] = axes[b], axes[a]
     return tuple(axes)
 

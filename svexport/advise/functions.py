@@ -375,9 +375,23 @@ class Function:
         bare = self.name.lstrip("_")
         return (
             bare.startswith(
-                ("from_", "init", "reset", "load", "convert", "remap", "test", "checkpoint", "save", "plot", "draw")
+                (
+                    "from_",
+                    "init_",
+                    "initialize",
+                    "initialise",
+                    "reset",
+                    "load",
+                    "convert",
+                    "remap",
+                    "test",
+                    "checkpoint",
+                    "save",
+                    "plot",
+                    "draw",
+                )
             )
-            or bare in ("post_init", "new", "extra_repr", "repr__", "main", "setup")
+            or bare in ("init", "post_init", "new", "extra_repr", "repr__", "main", "setup")
             or self.name == "__init__"
             or any(word in bare for word in ("loss", "train", "denois"))
             or (self.owner is not None and self.name in self.owner.set_up)
@@ -392,7 +406,10 @@ class Function:
         return self.owner is not None and self.owner.is_training_only
 
     def _takes_tensors(self) -> bool:
-        if any(is_tensor_annotation(p.annotation, self.file) for p in self.parameters if p.annotation is not None):
+        annotations = [p.annotation for p in self.parameters if p.annotation is not None]
+        if any(is_tensor_annotation(a, self.file) or tensors_of_annotation(a, self.file) for a in annotations):
+            return True
+        if self._is_without_gradients():
             return True
         if self.owner is not None and not self.owner.is_module:
             return False
@@ -402,7 +419,21 @@ class Function:
             and isinstance(node.value, ast.Name)
             and node.value.id in given
             for node in self.all(ast.Attribute)
-        ) or any(self._is_computed_from(n, given) or self._is_method_of(n, given) for n in self.all(ast.Call))
+        ) or any(
+            self._is_computed_from(n, given) or self._is_method_of(n, given) or self._is_own_forward(n, given)
+            for n in self.all(ast.Call)
+        )
+
+    def _is_without_gradients(self) -> bool:
+        """``@torch.no_grad()``, or ``with torch.inference_mode():`` around a part of it: it computes with tensors."""
+        items = [item.context_expr for item in self.all(ast.withitem)]
+        called = [node.func if isinstance(node, ast.Call) else node for node in (*self.node.decorator_list, *items)]
+        return any(self.file.qualified(node) in ("torch.no_grad", "torch.inference_mode") for node in called)
+
+    def _is_own_forward(self, call: ast.Call, given: set[str]) -> bool:
+        """Whether a module is called with what its method is given: ``self(x)``."""
+        own = self.owner is not None and self.file.qualified(call.func) in ("self", "self.forward")
+        return own and any(isinstance(a, ast.Name) and a.id in given for a in call.args)
 
     def _is_viewed(self, node: ast.Attribute) -> bool:
         """``x.size(1)``, ``x.view(a, b)``: numpy's size is no function, and its view takes a type."""

@@ -11,7 +11,7 @@ from svexport.advise.kinds import Call, Kind, integer
 from svexport.advise.rule import Scope, Shape
 from svexport.advise.torch_names import ARITHMETIC, CREATORS, LIKE_CREATORS, RANKS, REDUCTIONS, SAME_RANK, SAME_SHAPE
 
-__all__ = ["is_whole", "shape"]
+__all__ = ["is_one_wide", "is_whole", "shape"]
 
 _DEPTH = 12  # of expressions, and of names that stand for them
 
@@ -276,7 +276,7 @@ def _of_item(index: ast.expr, base: Shape) -> Shape:
                 ones = {axis for axis in ones if axis >= 0}
         else:
             stays = at in base.ones and (rank is not None or not behind)
-            if (is_whole(item) and stays) or _is_one_wide(item):
+            if (is_whole(item) and stays) or is_one_wide(item):
                 ones.add(front if rank is not None or not behind else i - len(items))
             front, at = front + 1, at + 1
     if rank is None:
@@ -287,7 +287,7 @@ def _of_item(index: ast.expr, base: Shape) -> Shape:
     return Shape.of(ones, rank - taken + new)
 
 
-def _is_one_wide(item: ast.expr) -> bool:
+def is_one_wide(item: ast.expr) -> bool:
     """``:1``, ``2:3``."""
     if not isinstance(item, ast.Slice) or item.step is not None:
         return False
@@ -337,9 +337,8 @@ def _of_call(scope: Scope, node: ast.Call, depth: int) -> Shape:
     if layers:
         ranks = {RANKS.get(name) for name in layers}
         if len(ranks) == 1 and None not in ranks:
-            pooled = layers == ["torch.nn.AdaptiveAvgPool2d"] and _pools_all(scope, node)
             given = shape(scope, node.args[0], depth).ones if node.args else frozenset()
-            return Shape(frozenset((2, 3)) if pooled else given & {2, 3, 4}, ranks.pop())  # 1 pixel stays 1
+            return Shape(_ones_of_layer(scope, node, layers, given), ranks.pop())
         if node.args and all(name in SAME_RANK for name in layers):
             before = shape(scope, node.args[0], depth)
             last = {-1, before.rank - 1 if before.rank is not None else -1}
@@ -366,10 +365,38 @@ def _of_call(scope: Scope, node: ast.Call, depth: int) -> Shape:
     return _of_other(scope, call, depth)
 
 
-def _pools_all(scope: Scope, node: ast.Call) -> bool:
+def _ones_of_layer(scope: Scope, node: ast.Call, layers: list[str], ones: frozenset[int]) -> frozenset[int]:
+    """Axes of size 1, counted from the front, of what a layer of ``self`` makes of a tensor that has ``ones``."""
     owner = scope.function.owner
-    made = owner.attributes.get((scope.file.qualified(node.func) or "").removeprefix("self.")) if owner else None
-    return isinstance(made, ast.Call) and len(made.args) == 1 and integer(made.args[0]) == 1
+    name = (scope.file.qualified(node.func) or "").removeprefix("self.")
+    made = owner.attributes.get(name) if owner is not None else None
+    if isinstance(made, ast.Call):
+        return _ones_left(scope, made, ones)
+    return ones & {2, 3, 4} if not any(map(_enlarges, layers)) else frozenset()
+
+
+def _ones_left(scope: Scope, made: ast.expr, ones: frozenset[int], depth: int = 0) -> frozenset[int]:
+    """The same of a layer as ``__init__`` makes it, a sequence of them included."""
+    name = (scope.file.qualified(made.func) or "") if isinstance(made, ast.Call) and depth < _DEPTH else ""
+    if not isinstance(made, ast.Call) or not name.startswith("torch.nn.") or _enlarges(name):
+        return frozenset()
+    last = name.rpartition(".")[2]
+    if last == "Sequential":
+        for part in made.args:
+            ones = _ones_left(scope, part, ones, depth + 1)
+        return ones
+    if last in ("AdaptiveAvgPool2d", "AdaptiveMaxPool2d"):
+        return (ones & {1}) | ({2, 3} if len(made.args) == 1 and integer(made.args[0]) == 1 else set())
+    if last.startswith("Conv"):
+        channels = made.args[1] if len(made.args) > 1 else None
+        channels = next((k.value for k in made.keywords if k.arg == "out_channels"), channels)
+        return (ones & {2, 3, 4}) | ({1} if integer(channels) == 1 else set())  # 1 pixel stays 1
+    return frozenset() if name == "torch.nn.Linear" else ones & {1, 2, 3, 4}
+
+
+def _enlarges(name: str) -> bool:
+    """Whether a layer makes several pixels of one."""
+    return name.rpartition(".")[2].startswith(("ConvTranspose", "PixelShuffle", "Upsample"))
 
 
 def _of_other(scope: Scope, call: Call, depth: int) -> Shape:

@@ -98,6 +98,13 @@ def codes(lines, folder, parameters="x: Tensor, y: Tensor, p"):
             "x = torch.cat((a, b, c, d), 1); a = x + 1; return a",
             "SVX203",
         ),
+        ("for i in range(4): p.append(float(x[i])); return p", "SVX101"),
+        ("return x.moveaxis(1, -1).clip(min=-1.5)", "SVX205"),
+        ("return torch.movedim(x, 0, 2).permute(1, 2, 0)", "SVX206"),
+        ("for row in (x > y).unbind(0): p.append(torch.cumsum(row, 0)); return p", "SVX102"),
+        ("z = x.new_zeros(4, 3, 6); for d in range(3):;     z[:, d, d:] = x[:, d:]; return z", "SVX105"),
+        ("z = torch.zeros_like(x); for a, b in p:;     z[:, a] = x[:, b] - y[:, a]; return z", "SVX105"),
+        ("z = y.clone(); z[:, :1] = x[:, :1] * 2; z[:, 1:2] = x[:, 1:2] + 2; return z", "SVX105"),
     ],
 )
 def test_found(tmp_path, habit, code):
@@ -140,6 +147,19 @@ def test_found(tmp_path, habit, code):
         "return torch.ones_like(x).add_(0.5), torch.zeros_like(x).mul_(p)",
         "odds = x / (1 - x); x = y; return torch.log(x / (1 - p))",
         "z = x / (1 - y); y = x; return torch.log(z)",
+        "for i in range(4): p.append(float(p[i]) + float(3)); return p",
+        "return any(int(row) > 3 for row in x)",
+        "return x.permute(0, 2, 1).clamp(y), x.permute(0, 2, 1).clamp(min=p)",
+        "for i in x > y if p else p: p.append(torch.cumsum(i, 0)); return p",
+        "turn = torch.eye(3, dtype=torch.float64); return turn, torch.eye(p, device=x.device)",
+        "z = x.new_zeros(4, 3, 6); for d in range(3):;     n = p[d]; z[:, d, :n] = x[:, :n]; return z",
+        "z = x.new_zeros(4, 3, 6); for d in range(3):;     z[:, d, : p[d]] = x[:, : p[d]]; return z",
+        "z = x.new_zeros(4, 3); for d in range(3):;     if d > p:;         z[:, d] = x; return z",
+        "z = x.new_zeros(4, 3); for d in range(3):;     if d > p: continue;     z[:, d] = x; return z",
+        "z = y.clone(); for a, b in p:;     z[:, a] = z[:, b]; return z",
+        "z = y.clone(); for a, b in p:;     z[:, a] = self.q(x[:, b]); return z",
+        "z = x.clone(); z[..., p] = x[..., p] * 2; z[..., 1:3] = x[..., 1:3]; return z",
+        "return x * self.token.repeat(1, 1, 2)",
     ],
 )
 def test_not_found(tmp_path, text):
@@ -154,6 +174,39 @@ def test_a_function_that_views_takes_tensors(tmp_path):
             f"import torch\n\n\ndef f(x):\n    y = {line}\n    return y, g(x).permute(0, 2, 1).permute(0, 2, 1)\n"
         )
         assert [f.code for f in advise([path]).findings] == found, line
+
+
+@pytest.mark.parametrize(
+    ("head", "found"),
+    [
+        ("@torch.no_grad()\ndef f(net, batches):", ["SVX304", "SVX101"]),
+        ("@torch.inference_mode\ndef f(net, batches):", ["SVX304", "SVX101"]),
+        ("def f(net, batches: list[torch.Tensor]):", ["SVX304", "SVX101"]),
+        ("@torch.enable_grad()\ndef f(net, batches):", []),
+        ("@torch.no_grad()\ndef train(net, batches):", []),
+    ],
+)
+def test_functions_without_gradients_take_tensors(tmp_path, head, found):
+    path = tmp_path / "metrics.py"
+    body = "    for x in batches:\n        best = net(x).softmax(1).argmax(1)\n        yield best.sum().item()\n"
+    path.write_text(f"import torch\n\n\n{head}\n{body}")
+    assert [f.code for f in advise([path]).findings] == found
+
+
+@pytest.mark.parametrize(("call", "found"), [("self(x)", ["SVX304"]), ("self.forward(x)", ["SVX304"]), ("x", [])])
+def test_a_method_that_runs_the_forward_takes_tensors(tmp_path, call, found):
+    path = tmp_path / "model.py"
+    method = f"    def read(self, x):\n        y = {call}\n        return torch.softmax(y, 1).argmax(1)\n"
+    path.write_text(f"import torch\n\n\nclass Model(torch.nn.Module):\n{method}")
+    assert [f.code for f in advise([path]).findings] == found
+
+
+@pytest.mark.parametrize(("name", "found"), [("initial", ["SVX304"]), ("init_weights", []), ("initialize", [])])
+def test_names_of_set_up_are_whole_words(tmp_path, name, found):
+    path = tmp_path / "model.py"
+    method = f"    def {name}(self, x: torch.Tensor):\n        return torch.softmax(x, 1).argmax(1)\n"
+    path.write_text(f"import torch\n\n\nclass Model(torch.nn.Module):\n{method}")
+    assert [f.code for f in advise([path]).findings] == found
 
 
 FILE = """import torch

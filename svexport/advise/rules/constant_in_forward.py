@@ -19,6 +19,8 @@ _MAKERS = {
         "from_numpy",
         "arange",
         "linspace",
+        "logspace",
+        "eye",
         "Tensor",
         "FloatTensor",
         "LongTensor",
@@ -26,7 +28,7 @@ _MAKERS = {
         "BoolTensor",
     )
 }
-_ON_DEVICE = ("torch.arange", "torch.linspace")
+_ON_DEVICE = ("torch.arange", "torch.linspace", "torch.logspace", "torch.eye")
 _NUMBERS = ("math.pi", "math.e", "math.inf", "numpy.pi", "numpy.inf", "torch.pi", "torch.inf")
 
 
@@ -47,10 +49,18 @@ def find(scope: Scope) -> Iterator[Found]:
             continue
         if any(k.arg not in ("device", "dtype") for k in node.keywords) or scope.function.guarded(node):
             continue
+        if name in _ON_DEVICE and _is_of_host(scope, node):
+            continue
         if any(isinstance(parent, ast.Lambda) for _, parent in scope.function.above(node)):
             continue
         better = "`self.register_buffer` in `__init__`" + ("" if owner is not None else ", and give it to the function")
         yield Found(node, f"`{name}` of constants in every forward: make it once, {better}")
+
+
+def _is_of_host(scope: Scope, node: ast.Call) -> bool:
+    """Whether it is made in float64 and on the CPU, for what is computed there on purpose."""
+    given = {k.arg: scope.file.qualified(k.value) for k in node.keywords}
+    return "device" not in given and given.get("dtype") in ("torch.float64", "torch.double")
 
 
 def _is_constant(scope: Scope, node: ast.expr) -> bool:

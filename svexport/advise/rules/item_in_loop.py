@@ -14,23 +14,36 @@ __all__ = ["RULE"]
 
 def find(scope: Scope) -> Iterator[Found]:
     for node in scope.function.all(ast.Call):
-        call = scope.call(node)
-        if call is None or call.name not in ("item", "tolist") or node.args or node.keywords:
+        taken = _taken(scope, node)
+        if taken is None:
             continue
-        certain = call.name == "item" and scope.function.reach is Reach.FORWARD  # where no arrays of numpy are
-        if not (certain or scope.is_tensor(call.input)):
-            continue
+        name, tensor = taken
         if not scope.function.in_loop(node) or scope.function.guarded(node):
             continue
-        if _ends_early(scope, node) or _is_on_cpu(scope, call.input):
+        if _ends_early(scope, node) or _is_on_cpu(scope, tensor):
             continue
         better = "take all values out before the loop, in one `.tolist()`, or stay with tensors"
-        yield Found(node, f"`.{call.name}()` in a loop waits for the device every round: {better}")
+        yield Found(node, f"`{name}` in a loop waits for the device every round: {better}")
+
+
+def _taken(scope: Scope, node: ast.Call) -> tuple[str, ast.expr] | None:
+    """What takes values out, and of which tensor: ``x.item()``, ``x.tolist()``, ``int(x)``, ``float(x)``."""
+    called = scope.file.qualified(node.func)
+    if called in ("int", "float") and called not in scope.bindings and len(node.args) == 1 and not node.keywords:
+        return (f"{called}()", node.args[0]) if scope.is_tensor(node.args[0]) else None
+    call = scope.call(node)
+    if call is None or call.name not in ("item", "tolist") or node.args or node.keywords:
+        return None
+    certain = call.name == "item" and scope.function.reach is Reach.FORWARD  # where no arrays of numpy are
+    return (f".{call.name}()", call.input) if certain or scope.is_tensor(call.input) else None
 
 
 def _ends_early(scope: Scope, node: ast.AST) -> bool:
     """Whether the loop ends by what is computed in it: there is no time before it at which all values are known."""
     for child, parent in scope.function.above(node):
+        if isinstance(parent, ast.GeneratorExp):
+            taker = scope.parent(parent)
+            return isinstance(taker, ast.Call) and scope.file.qualified(taker.func) in ("any", "all", "next")
         if isinstance(parent, ast.While):
             return not _counts(scope, parent)
         if isinstance(parent, ast.For) and child in parent.body:

@@ -23,7 +23,7 @@ def find(scope: Scope) -> Iterator[Found]:
             message = "permuted before a comparison: compare first, and permute the booleans, a quarter of the bytes"
             yield _found(scope, compared.node, before, message, uses[0] is node)
         call = scope.call(node)
-        if call is None or call.name not in ACTIVATIONS or {"inplace", "out"} & {*call.keywords}:
+        if call is None or not _is_elementwise(call) or {"inplace", "out"} & {*call.keywords}:
             continue
         before = permuted(scope, call.input)
         if before is None or scope.function.guarded(node):
@@ -32,6 +32,15 @@ def find(scope: Scope) -> Iterator[Found]:
             f"permuted before `{call.name}`: after it, `{call.name}` can run with the operation that made the tensor"
         )
         yield _found(scope, node, before, message, before.node is call.input)
+
+
+def _is_elementwise(call: Call) -> bool:
+    """Of one tensor: activations, and ``clamp`` by numbers."""
+    if call.name not in ("clamp", "clip", "clamp_min", "clamp_max"):
+        return call.name in ACTIVATIONS
+    bounds = [*call.arguments, *(value for name, value in call.keywords.items() if name not in ("input", "out"))]
+    signless = [b.operand if isinstance(b, ast.UnaryOp) else b for b in bounds]
+    return bool(bounds) and all(isinstance(b, ast.Constant) for b in signless)
 
 
 def _found(scope: Scope, node: ast.expr, before: Call, message: str, directly: bool) -> Found:

@@ -11,7 +11,7 @@ from svexport.advise.flow import Binding
 from svexport.advise.functions import Reach
 from svexport.advise.kinds import Kind, integer
 from svexport.advise.rule import Found, Rule, Scope
-from svexport.advise.shapes import is_whole
+from svexport.advise.shapes import is_one_wide, is_whole
 from svexport.advise.torch_names import ACTIVATIONS, ARITHMETIC, CREATORS, LIKE_CREATORS, NEW_CREATORS
 
 __all__ = ["RULE"]
@@ -34,13 +34,19 @@ def find(scope: Scope) -> Iterator[Found]:
             continue
         if not any(len(_items(place.slice)) > 1 or _is_given_tensor(scope, place) for place in places):
             continue
+        if made == "new" and all(_is_region(scope, place) for place in places):
+            better = "compute it by comparisons with `torch.arange`, or make it once"
+            yield Found(scope.function.statement(places[0]), f"`{name}` is written into region by region: {better}")
+            continue
         if all(_is_given_size(scope, place) for place in places):
             continue  # of numbers, which nothing stacks
         in_forward = scope.function.reach is Reach.FORWARD
         if made == "result" and not (in_forward and len({ast.unparse(place.slice) for place in places}) > 1):
             continue
-        in_loop = made == "new" and len(places) == 1 and _is_row_of_loop(scope, places[0])
-        if made == "copy" and len(_numbers(places[0])) > 1:
+        rows = len(places) == 1 and _is_row_of_loop(scope, places[0])
+        in_loop = made == "new" and (rows or _are_planes(scope, places))
+        in_loop |= made != "result" and all(_is_gathered(scope, place) for place in places)
+        if made == "copy" and not in_loop and len(_numbers(places[0])) > 1:
             continue  # a few elements of a matrix, whose others stay
         if in_loop or _are_parts(scope, places) or (in_forward and _are_ranges(places)):
             better = "put its parts together, by `torch.stack`, `torch.cat` or `F.pad`"
@@ -104,13 +110,109 @@ def _is_row_of_loop(scope: Scope, place: ast.Subscript) -> bool:
         if isinstance(parent, (ast.If, ast.While)):
             return False  # some rows only
         if isinstance(parent, ast.For) and child in parent.body:
-            call, target = parent.iter, parent.target
-            name = getattr(call.func, "id", "") if isinstance(call, ast.Call) else ""
-            if name == "enumerate" and isinstance(target, ast.Tuple):
-                target = target.elts[0]
-            if name in ("range", "enumerate") and isinstance(target, ast.Name):
-                found.add(target.id)
+            if any(isinstance(node, ast.Continue) for node in ast.walk(parent)):
+                return False
+            found |= _counter(parent)
     return found >= {*counters}
+
+
+def _counter(loop: ast.For) -> set[str]:
+    """The name that counts the rounds of ``for i in range(n)``, ``for i, row in enumerate(rows)``; else none."""
+    call, target = loop.iter, loop.target
+    name = getattr(call.func, "id", "") if isinstance(call, ast.Call) else ""
+    if name == "enumerate" and isinstance(target, ast.Tuple):
+        target = target.elts[0]
+    return {target.id} if name in ("range", "enumerate") and isinstance(target, ast.Name) else set()
+
+
+def _are_planes(scope: Scope, places: list[ast.Subscript]) -> bool:
+    """``y[:, :c, d, :, d:] = ...`` for every d of a range, in both branches of a test, too: parts that are padded.
+
+    Bounds that a round computes are those of rows that differ in size.
+    """
+    loops = [_loop(scope, place) for place in places]
+    loop = loops[0]
+    if loop is None or any(other is not loop for other in loops):
+        return False
+    counter = _counter(loop)
+    nodes = [node for statement in loop.body for node in ast.walk(statement)]
+    if not counter or any(isinstance(node, (ast.Continue, ast.Break)) for node in nodes):
+        return False
+    inside = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    axes = set()
+    for place in places:
+        items = [(i, item) for i, item in enumerate(_items(place.slice)) if not _is_all(item)]
+        axes.add(tuple(i for i, item in items if isinstance(item, ast.Name) and item.id in counter))
+        others = [item for _, item in items if not isinstance(item, ast.Name)]
+        names = {n.id for item in others for n in ast.walk(item) if isinstance(n, ast.Name)}
+        if len(items) - len(others) != 1 or names & inside or not all(map(_is_range, others)):
+            return False
+        if not _is_given_tensor(scope, place):
+            return False
+    written = {scope.function.statement(place) for place in places}
+    return len(axes) == 1 and len(axes.pop()) == 1 and _is_always_written(loop.body, written)
+
+
+def _loop(scope: Scope, node: ast.AST) -> ast.For | None:
+    """The innermost loop around it."""
+    return next((p for child, p in scope.function.above(node) if isinstance(p, ast.For) and child in p.body), None)
+
+
+def _is_range(item: ast.expr) -> bool:
+    """``a:b`` of names, numbers and sums of these."""
+    if not isinstance(item, ast.Slice) or item.step is not None:
+        return False
+    return not any(isinstance(n, (ast.Call, ast.Subscript, ast.IfExp)) for n in ast.walk(item))
+
+
+def _is_always_written(body: list[ast.stmt], written: set[ast.stmt]) -> bool:
+    """Whether every way through a block has one of the writes, and no way through a test inside leaves it out."""
+    found = False
+    for statement in body:
+        inside = {node for node in ast.walk(statement) if node in written}
+        if isinstance(statement, ast.If) and inside:
+            if not all(_is_always_written(way, written) for way in (statement.body, statement.orelse)):
+                return False
+        elif inside and statement not in written:
+            return False
+        found |= bool(inside)
+    return found
+
+
+def _is_gathered(scope: Scope, place: ast.Subscript) -> bool:
+    """``y[:, a] = x[:, b] - x[:, c]`` for every a, b, c of a list: rows by index, which two lists of indices tell."""
+    loop, assignment = _loop(scope, place), scope.parent(place)
+    if loop is None or assignment not in loop.body or not isinstance(assignment, ast.Assign):
+        return False
+    if any(isinstance(node, (ast.Continue, ast.Break)) for node in ast.walk(loop)) or scope.kind(loop.iter) is not None:
+        return False
+    rows = {node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)}
+
+    def by_row(node: ast.expr) -> bool:
+        items = [item for item in _items(node.slice) if not _is_all(item)] if isinstance(node, ast.Subscript) else []
+        return bool(items) and all(isinstance(item, ast.Name) and item.id in rows for item in items)
+
+    def moves(node: ast.expr) -> bool:
+        if isinstance(node, ast.BinOp):
+            return moves(node.left) and moves(node.right)
+        return by_row(node) and scope.is_tensor(node.value)  # type: ignore[attr-defined]
+
+    return by_row(place) and moves(assignment.value)
+
+
+def _is_region(scope: Scope, place: ast.Subscript) -> bool:
+    """``y[:, rows, columns] = ...`` in loops over slices that are written out, as masks of shifted windows are made."""
+    items = [item for item in _items(place.slice) if not _is_all(item)]
+    return bool(items) and all(_is_of_slices(scope, item) for item in items)
+
+
+def _is_of_slices(scope: Scope, item: ast.expr) -> bool:
+    binding = scope.definition(item)
+    if binding is None or not binding.item or binding.index is not None or not isinstance(binding.value, ast.expr):
+        return False
+    made = scope.value_of(binding.value)
+    parts = made.elts if isinstance(made, (ast.Tuple, ast.List)) else []
+    return bool(parts) and all(isinstance(p, ast.Call) and scope.file.qualified(p.func) == "slice" for p in parts)
 
 
 def _are_parts(scope: Scope, places: list[ast.Subscript]) -> bool:
@@ -135,9 +237,15 @@ def _are_parts(scope: Scope, places: list[ast.Subscript]) -> bool:
 
 
 def _numbers(place: ast.Subscript) -> dict[int, int]:
-    """The integers among its indices, by axis."""
-    numbers = {i: integer(item) for i, item in enumerate(_items(place.slice))}
-    return {i: number for i, number in numbers.items() if number is not None}
+    """The integers among its indices, by axis; ``2:3`` is one."""
+    found = {}
+    for i, item in enumerate(_items(place.slice)):
+        number = integer(item)
+        if isinstance(item, ast.Slice) and is_one_wide(item):
+            number = 0 if item.lower is None else integer(item.lower)
+        if number is not None:
+            found[i] = number
+    return found
 
 
 def _are_ranges(places: list[ast.Subscript]) -> bool:

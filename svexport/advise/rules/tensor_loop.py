@@ -49,18 +49,26 @@ def _over(scope: Scope, loop: ast.AST, target: ast.expr, over: ast.expr) -> str 
             over = first
             target = target.elts[1] if isinstance(target, ast.Tuple) and len(target.elts) == 2 else target
     if isinstance(over, ast.Call) and isinstance(over.func, ast.Name) and over.func.id == "zip":
-        if not over.args or not all(isinstance(a, (ast.Name, ast.Attribute)) for a in over.args):
+        rows = [_unbound(scope, a) for a in over.args]
+        if not rows or not all(isinstance(a, (ast.Name, ast.Attribute)) for a in rows):
             return None
-        alike = all(map(scope.is_tensor, over.args)) and _computes(scope, loop, target)
-        return ast.unparse(over.args[0]) if alike else None
-    call = scope.call(over)
-    if call is not None and call.name == "unbind" and integer(call.get(0, "dim") or ast.Constant(0)) == 0:
-        over = call.input
-    elif call is not None and call.name == "split" and integer(call.get(0, "split_size")) == 1:
-        over = call.input if integer(call.get(1, "dim") or ast.Constant(0)) == 0 else over
-    if isinstance(over, (ast.Name, ast.Attribute)) and scope.is_tensor(over) and _computes(scope, loop, target):
+        alike = all(map(scope.is_tensor, rows)) and _computes(scope, loop, target)
+        return ast.unparse(rows[0]) if alike else None
+    over = _unbound(scope, over)
+    plain = isinstance(over, (ast.Name, ast.Attribute, ast.Compare, ast.BinOp))
+    if plain and scope.is_tensor(over) and _computes(scope, loop, target):
         return ast.unparse(over)
     return None
+
+
+def _unbound(scope: Scope, over: ast.expr) -> ast.expr:
+    """The tensor whose rows ``x.unbind(0)`` and ``x.split(1)`` are; anything else itself."""
+    call = scope.call(over)
+    if call is not None and call.name == "unbind" and integer(call.get(0, "dim") or ast.Constant(0)) == 0:
+        return call.input
+    if call is not None and call.name == "split" and integer(call.get(0, "split_size")) == 1:
+        return call.input if integer(call.get(1, "dim") or ast.Constant(0)) == 0 else over
+    return over
 
 
 def _computes(scope: Scope, loop: ast.AST, target: ast.expr) -> bool:
