@@ -378,8 +378,7 @@ class Function:
                 (
                     "from_",
                     "init_",
-                    "initialize",
-                    "initialise",
+                    "initiali",
                     "reset",
                     "load",
                     "convert",
