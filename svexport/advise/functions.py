@@ -28,7 +28,20 @@ Node = TypeVar("Node", bound=ast.AST)
 _DEPTH = 20  # of names of layers that stand for others
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 # Begins of names of what prepares a model, or shows it.
-_SET_UP = tuple("from_ init_ initiali reset load convert remap test checkpoint save plot draw".split())
+_SET_UP = (
+    "from_",
+    "init_",
+    "initiali",
+    "reset",
+    "load",
+    "convert",
+    "remap",
+    "test",
+    "checkpoint",
+    "save",
+    "plot",
+    "draw",
+)
 
 
 class Reach(enum.IntEnum):
