@@ -27,6 +27,21 @@ __all__ = ["Class", "File", "Function", "Reach", "is_tensor_annotation", "tensor
 Node = TypeVar("Node", bound=ast.AST)
 _DEPTH = 20  # of names of layers that stand for others
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+# Begins of names of what prepares a model, or shows it.
+_SET_UP = (
+    "from_",
+    "init_",
+    "initiali",
+    "reset",
+    "load",
+    "convert",
+    "remap",
+    "test",
+    "checkpoint",
+    "save",
+    "plot",
+    "draw",
+)
 
 
 class Reach(enum.IntEnum):
@@ -374,23 +389,7 @@ class Function:
     def _is_set_up(self) -> bool:
         bare = self.name.lstrip("_")
         return (
-            bare.startswith(
-                (
-                    "from_",
-                    "init_",
-                    "initialize",
-                    "initialise",
-                    "reset",
-                    "load",
-                    "convert",
-                    "remap",
-                    "test",
-                    "checkpoint",
-                    "save",
-                    "plot",
-                    "draw",
-                )
-            )
+            bare.startswith(_SET_UP)
             or bare in ("init", "post_init", "new", "extra_repr", "repr__", "main", "setup")
             or self.name == "__init__"
             or any(word in bare for word in ("loss", "train", "denois"))

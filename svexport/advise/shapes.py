@@ -386,7 +386,9 @@ def _ones_left(scope: Scope, made: ast.expr, ones: frozenset[int], depth: int = 
             ones = _ones_left(scope, part, ones, depth + 1)
         return ones
     if last in ("AdaptiveAvgPool2d", "AdaptiveMaxPool2d"):
-        return (ones & {1}) | ({2, 3} if len(made.args) == 1 and integer(made.args[0]) == 1 else set())
+        size = made.args[0] if len(made.args) == 1 else None
+        sizes = size.elts if isinstance(size, ast.Tuple) else [size]
+        return (ones & {1}) | ({2, 3} if all(integer(one) == 1 for one in sizes) else set())
     if last.startswith("Conv"):
         channels = made.args[1] if len(made.args) > 1 else None
         channels = next((k.value for k in made.keywords if k.arg == "out_channels"), channels)

@@ -23,6 +23,8 @@ class Model(nn.Module):
         self.q, self.k = nn.Linear(8, 8), nn.Linear(8, 8)
         self.heads = nn.ModuleList([nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)) for _ in range(2)])
         self.token = nn.Parameter(torch.zeros(1, 1, 8))
+        self.pool = nn.Sequential(nn.AdaptiveAvgPool2d((1, 1)), nn.Conv2d(3, 8, 1))
+        self.up = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Upsample(2), nn.Conv2d(3, 8, 1))
 """
 
 
@@ -99,6 +101,7 @@ def codes(lines, folder, parameters="x: Tensor, y: Tensor, p"):
             "SVX203",
         ),
         ("for i in range(4): p.append(float(x[i])); return p", "SVX101"),
+        ("return x * self.pool(p).repeat(1, 1, 2, 2)", "SVX201"),
         ("return x.moveaxis(1, -1).clip(min=-1.5)", "SVX205"),
         ("return torch.movedim(x, 0, 2).permute(1, 2, 0)", "SVX206"),
         ("for row in (x > y).unbind(0): p.append(torch.cumsum(row, 0)); return p", "SVX102"),
@@ -159,7 +162,7 @@ def test_found(tmp_path, habit, code):
         "z = y.clone(); for a, b in p:;     z[:, a] = z[:, b]; return z",
         "z = y.clone(); for a, b in p:;     z[:, a] = self.q(x[:, b]); return z",
         "z = x.clone(); z[..., p] = x[..., p] * 2; z[..., 1:3] = x[..., 1:3]; return z",
-        "return x * self.token.repeat(1, 1, 2)",
+        "return x * self.token.repeat(1, 1, 2), x * self.up(p).repeat(1, 1, 2, 2)",
     ],
 )
 def test_not_found(tmp_path, text):
@@ -174,6 +177,10 @@ def test_a_function_that_views_takes_tensors(tmp_path):
             f"import torch\n\n\ndef f(x):\n    y = {line}\n    return y, g(x).permute(0, 2, 1).permute(0, 2, 1)\n"
         )
         assert [f.code for f in advise([path]).findings] == found, line
+
+
+def test_a_loop_is_reported_once(tmp_path):
+    assert codes("return [int(torch.relu(row).sum()) for row in x]", tmp_path) == ["SVX101"]
 
 
 @pytest.mark.parametrize(

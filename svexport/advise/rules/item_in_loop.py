@@ -88,7 +88,7 @@ _MAKERS = {
 
 RULE = Rule(
     code="SVX101",
-    name="`.item()` or `.tolist()` in a loop",
+    name="`.item()`, `.tolist()`, `int()` or `float()` in a loop",
     why=(
         "Each call waits until the device has done everything queued so far, then copies one value: the device idles "
         "while Python goes on. A tracer keeps the value of the example input as a constant, or refuses."

@@ -43,8 +43,7 @@ def find(scope: Scope) -> Iterator[Found]:
         in_forward = scope.function.reach is Reach.FORWARD
         if made == "result" and not (in_forward and len({ast.unparse(place.slice) for place in places}) > 1):
             continue
-        rows = len(places) == 1 and _is_row_of_loop(scope, places[0])
-        in_loop = made == "new" and (rows or _are_planes(scope, places))
+        in_loop = made == "new" and _are_rows_of_loop(scope, places)
         in_loop |= made != "result" and all(_is_gathered(scope, place) for place in places)
         if made == "copy" and not in_loop and len(_numbers(places[0])) > 1:
             continue  # a few elements of a matrix, whose others stay
@@ -98,22 +97,39 @@ def _items(index: ast.expr) -> list[ast.expr]:
     return index.elts if isinstance(index, ast.Tuple) else [index]
 
 
-def _is_row_of_loop(scope: Scope, place: ast.Subscript) -> bool:
-    """``y[:, i] = ...`` for every i of a range, or ``y[i, j, :n] = ...`` of two, the rest left as it was."""
-    items = [item for item in _items(place.slice) if not _is_all(item)]
-    counters = [item.id for item in items if isinstance(item, ast.Name)]
-    begins = [item for item in items if isinstance(item, ast.Slice) and item.lower is None and item.step is None]
-    if not counters or len(counters) + len(begins) != len(items) or (begins and len(counters) < 2):
+def _are_rows_of_loop(scope: Scope, places: list[ast.Subscript]) -> bool:
+    """``y[:, i] = ...`` for every i of a range, or ``y[i, j, :n] = ...`` of two, the rest left as it was.
+
+    Along other axes a part may be padded, and written in both branches of a test: ``y[:, :c, d, :, d:] = ...``.
+    """
+    names = {item.id for item in _items(places[0].slice) if isinstance(item, ast.Name)}
+    loops = [loop for loop in _loops(scope, places[0]) if _counter(loop) & names]
+    if not loops or any(loops[-1] not in _loops(scope, place) for place in places):
         return False
-    found = set()
-    for child, parent in scope.function.above(place):
-        if isinstance(parent, (ast.If, ast.While)):
-            return False  # some rows only
-        if isinstance(parent, ast.For) and child in parent.body:
-            if any(isinstance(node, ast.Continue) for node in ast.walk(parent)):
-                return False
-            found |= _counter(parent)
-    return found >= {*counters}
+    nodes = [node for statement in loops[-1].body for node in ast.walk(statement)]
+    if any(isinstance(node, (ast.Continue, ast.Break)) for node in nodes):
+        return False  # some rows only
+    counters = {name for loop in loops for name in _counter(loop)}
+    inside = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    rows = set()
+    for place in places:
+        items = [(i, item) for i, item in enumerate(_items(place.slice)) if not _is_all(item)]
+        counted = [(i, item.id) for i, item in items if isinstance(item, ast.Name) and item.id in counters]
+        parts = [item for _, item in items if not isinstance(item, ast.Name) or item.id not in counters]
+        begins = all(isinstance(part, ast.Slice) and part.lower is None and part.step is None for part in parts)
+        of_two = begins and len(places) == 1 and len(loops) > 1
+        if not of_two and not all(_is_padded(part, inside) for part in parts):
+            return False
+        if not of_two and (parts or len(places) > 1) and not _is_given_tensor(scope, place):
+            return False
+        rows.add(tuple(counted))
+    written = {scope.function.statement(place) for place in places}
+    return len(rows) == 1 and len(rows.pop()) == len(loops) and _is_always_written(loops[-1].body, written)
+
+
+def _loops(scope: Scope, node: ast.AST) -> list[ast.For]:
+    """The loops around it, the innermost first."""
+    return [p for child, p in scope.function.above(node) if isinstance(p, ast.For) and child in p.body]
 
 
 def _counter(loop: ast.For) -> set[str]:
@@ -125,44 +141,13 @@ def _counter(loop: ast.For) -> set[str]:
     return {target.id} if name in ("range", "enumerate") and isinstance(target, ast.Name) else set()
 
 
-def _are_planes(scope: Scope, places: list[ast.Subscript]) -> bool:
-    """``y[:, :c, d, :, d:] = ...`` for every d of a range, in both branches of a test, too: parts that are padded.
-
-    Bounds that a round computes are those of rows that differ in size.
-    """
-    loops = [_loop(scope, place) for place in places]
-    loop = loops[0]
-    if loop is None or any(other is not loop for other in loops):
-        return False
-    counter = _counter(loop)
-    nodes = [node for statement in loop.body for node in ast.walk(statement)]
-    if not counter or any(isinstance(node, (ast.Continue, ast.Break)) for node in nodes):
-        return False
-    inside = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    axes = set()
-    for place in places:
-        items = [(i, item) for i, item in enumerate(_items(place.slice)) if not _is_all(item)]
-        axes.add(tuple(i for i, item in items if isinstance(item, ast.Name) and item.id in counter))
-        others = [item for _, item in items if not isinstance(item, ast.Name)]
-        names = {n.id for item in others for n in ast.walk(item) if isinstance(n, ast.Name)}
-        if len(items) - len(others) != 1 or names & inside or not all(map(_is_range, others)):
-            return False
-        if not _is_given_tensor(scope, place):
-            return False
-    written = {scope.function.statement(place) for place in places}
-    return len(axes) == 1 and len(axes.pop()) == 1 and _is_always_written(loop.body, written)
-
-
-def _loop(scope: Scope, node: ast.AST) -> ast.For | None:
-    """The innermost loop around it."""
-    return next((p for child, p in scope.function.above(node) if isinstance(p, ast.For) and child in p.body), None)
-
-
-def _is_range(item: ast.expr) -> bool:
-    """``a:b`` of names, numbers and sums of these."""
+def _is_padded(item: ast.expr, inside: set[str]) -> bool:
+    """``a:b`` of names, numbers and sums of these; rows whose bounds a round computes differ in size."""
     if not isinstance(item, ast.Slice) or item.step is not None:
         return False
-    return not any(isinstance(n, (ast.Call, ast.Subscript, ast.IfExp)) for n in ast.walk(item))
+    nodes = list(ast.walk(item))
+    computed = any(isinstance(n, ast.Name) and n.id in inside for n in nodes)
+    return not computed and not any(isinstance(n, (ast.Call, ast.Subscript, ast.IfExp)) for n in nodes)
 
 
 def _is_always_written(body: list[ast.stmt], written: set[ast.stmt]) -> bool:
@@ -173,6 +158,9 @@ def _is_always_written(body: list[ast.stmt], written: set[ast.stmt]) -> bool:
         if isinstance(statement, ast.If) and inside:
             if not all(_is_always_written(way, written) for way in (statement.body, statement.orelse)):
                 return False
+        elif isinstance(statement, (ast.For, ast.With)) and inside:
+            if not _is_always_written(statement.body, written):
+                return False
         elif inside and statement not in written:
             return False
         found |= bool(inside)
@@ -181,7 +169,7 @@ def _is_always_written(body: list[ast.stmt], written: set[ast.stmt]) -> bool:
 
 def _is_gathered(scope: Scope, place: ast.Subscript) -> bool:
     """``y[:, a] = x[:, b] - x[:, c]`` for every a, b, c of a list: rows by index, which two lists of indices tell."""
-    loop, assignment = _loop(scope, place), scope.parent(place)
+    loop, assignment = next(iter(_loops(scope, place)), None), scope.parent(place)
     if loop is None or assignment not in loop.body or not isinstance(assignment, ast.Assign):
         return False
     if any(isinstance(node, (ast.Continue, ast.Break)) for node in ast.walk(loop)) or scope.kind(loop.iter) is not None:

@@ -153,6 +153,8 @@ def _is_ragged(scope: Scope, loop: ast.For | ast.ListComp | ast.GeneratorExp) ->
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if name in _RAGGED:
                 return True
+            if isinstance(node.func, ast.Name) and name in ("int", "float") and any(map(scope.is_tensor, node.args)):
+                return True  # as by ``.item()``
             if any(_is_size(k, index) for k in node.keywords):
                 return True
         elif isinstance(node, ast.Subscript) and not scope.is_tensor(node.value):
