@@ -32,6 +32,7 @@ MOST_COPIED = 2**26
 """Bytes of tensors and arrays that are so far from a module, as example inputs are."""
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, np.generic)
+_FUNCTIONS = (types.MethodType, types.FunctionType, types.GeneratorType, functools.partial)
 _OF_MODULES = ("_buffers", "_parameters", "_modules")
 
 
@@ -84,14 +85,15 @@ class Reached:
     Args:
         roots: where to begin.
         copied: which tensors. What is written into others is not seen, nor put back.
+        functions: whether to look into functions and generators.
 
     Attributes:
         places: values by name, as ``head.memory`` or ``head.counts['n']``.
     """
 
-    def __init__(self, roots: Sequence[Root], copied: Callable[[Tensor], bool]) -> None:
+    def __init__(self, roots: Sequence[Root], copied: Callable[[Tensor], bool], functions: bool = True) -> None:
         self.places: dict[str, Place] = {}
-        self._roots, self._copied = roots, copied
+        self._roots, self._copied, self._functions = roots, copied, functions
         self._named: dict[str, int] = {}
         self._contents: list[tuple[Any, Any]] = []
         self._copies: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # by id: itself, a copy, and its storage
@@ -124,11 +126,11 @@ class Reached:
 
     def again(self) -> Reached:
         """What is reached from the same roots now."""
-        return Reached([_now(root) for root in self._roots], self._copied)
+        return Reached([_now(root) for root in self._roots], self._copied, self._functions)
 
     def changed(self) -> list[str]:
         """Names of what is not as it was."""
-        return self.differing(Reached([_now(root) for root in self._roots], lambda _: False))
+        return self.differing(Reached([_now(root) for root in self._roots], lambda _: False, self._functions))
 
     def differing(self, now: Reached) -> list[str]:
         """Names of what is another one, or is only here or there."""
@@ -181,6 +183,8 @@ class Reached:
         if isinstance(value, (list, deque, tuple)):
             holder = None if isinstance(value, tuple) else value
             return [Root(f"{name}[{n}]", holder, n, v) for n, v in enumerate(value)]
+        if isinstance(value, _FUNCTIONS) and not self._functions:
+            return None
         if isinstance(value, types.MethodType):
             return [Root(name, None, None, value.__self__), Root(f"{name}()", None, None, value.__func__)]
         if isinstance(value, functools.partial):

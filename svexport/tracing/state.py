@@ -22,7 +22,8 @@ class State:
     """What a model holds (:class:`~svexport.tracing.reach.Reached`) as it was, and what is global: the state of random
     numbers and the default type.
 
-    Parameters of more than a gibibyte in all are left out, which hardly a forward changes.
+    Parameters of more than a gibibyte in all are left out, which hardly a forward changes, and what functions keep, as
+    a hook that gathers in a list of its author's.
 
     Attributes:
         root: the model.
@@ -32,7 +33,7 @@ class State:
         held = sum(p.numel() * p.element_size() for p in model.parameters() if not nn.parameter.is_lazy(p))
         small = held <= MAX_PARAMETER_BYTES
         self.root = Root("", None, None, model)
-        self._reached = Reached([self.root], lambda t: small or not isinstance(t, nn.Parameter))
+        self._reached = Reached([self.root], lambda t: small or not isinstance(t, nn.Parameter), functions=False)
         self._random = random_state()
         self._dtype = torch.get_default_dtype()
 
