@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import numpy as np
@@ -54,63 +54,51 @@ def refuse_counted(
     """
     if not reached.changed():
         return []
-    try:
-        return _refuse(model, inputs, held_to, state, reached, numbers)
-    finally:
-        reached.restore()
+    with ExitStack() as at_end:
+        at_end.callback(reached.restore)
+        drawn = {key: value for key, value in random_state().items() if key in ("torch", "cuda")}
 
+        def computed() -> Sequence[Tensor]:
+            set_random_state(drawn)
+            return model(*(t.clone() for t in inputs))  # type: ignore[no-any-return]
 
-def _refuse(
-    model: nn.Module,
-    inputs: Sequence[Tensor],
-    held_to: Tolerances,
-    state: State,
-    reached: Reached,
-    numbers: Callable[[], Iterable[float]],
-) -> list[str]:
-    drawn = {key: value for key, value in random_state().items() if key in ("torch", "cuda")}
+        def begin() -> Mapping[str, Place]:
+            reached.restore()
+            state.restore()
+            return reached.again().places
 
-    def computed() -> Sequence[Tensor]:
-        set_random_state(drawn)
-        return model(*(t.clone() for t in inputs))  # type: ignore[no-any-return]
-
-    def begin() -> Mapping[str, Place]:
-        reached.restore()
-        state.restore()
-        return reached.again().places
-
-    first, expected = begin(), computed()
-    after = [reached.again()]
-    for _ in range(2):
-        computed()
-        after.append(reached.again())
-    steps = {name: _step(first, after, name) for name in after[1].differing(after[2])}
-    counters = {name: step for name, step in steps.items() if step is not None}
-    refusal = f"forward changes {', '.join(steps)}, and returns something else"
-    way_out = (
-        ", which a file cannot. No file was written.\n  Pass it as an input and return it, or leave it out of forward. "
-        + ANYWAY
-    )
-    for count in _counts(first, counters, numbers) if counters else ():
-        places = begin()
-        for name, step in counters.items():
-            with np.errstate(all="ignore"):
-                places[name].put(places[name].value + step * count)
-        try:
-            same = agree(expected, computed(), held_to)
-        except Exception:  # noqa: BLE001 - a number that the model never has
-            continue
-        if not same:
-            raise VerificationError(f"{refusal} once that is {count} more{way_out}")
-    others = [name for name in steps if name not in counters]
-    if not others:
-        return []
-    phase(f"verifying, {CALLS} calls")
-    begin()
-    for call in range(CALLS):
-        if not agree(expected, computed(), held_to):
-            raise VerificationError(f"{refusal} at call {call + 1}{way_out}")
-    return [f"forward changes {', '.join(others)} at each call; {CALLS} calls return the same"]
+        first, expected = begin(), computed()
+        after = [reached.again()]
+        for _ in range(2):
+            computed()
+            after.append(reached.again())
+        steps = {name: _step(first, after, name) for name in after[1].differing(after[2])}
+        counters = {name: step for name, step in steps.items() if step is not None}
+        refusal = f"forward changes {', '.join(steps)}, and returns something else"
+        way_out = (
+            ", which a file cannot. No file was written.\n"
+            f"  Pass it as an input and return it, or leave it out of forward. {ANYWAY}"
+        )
+        for count in _counts(first, counters, numbers) if counters else ():
+            places = begin()
+            for name, step in counters.items():
+                with np.errstate(all="ignore"):
+                    places[name].put(places[name].value + step * count)
+            try:
+                same = agree(expected, computed(), held_to)
+            except Exception:  # noqa: BLE001 - a number that the model never has
+                continue
+            if not same:
+                raise VerificationError(f"{refusal} once that is {count} more{way_out}")
+        others = [name for name in steps if name not in counters]
+        if not others:
+            return []
+        phase(f"verifying, {CALLS} calls")
+        begin()
+        for call in range(CALLS):
+            if not agree(expected, computed(), held_to):
+                raise VerificationError(f"{refusal} at call {call + 1}{way_out}")
+        return [f"forward changes {', '.join(others)} at each call; {CALLS} calls return the same"]
 
 
 def _step(first: Mapping[str, Place], after: Sequence[Reached], name: str) -> Any:

@@ -126,11 +126,14 @@ class Reached:
 
     def again(self) -> Reached:
         """What is reached from the same roots now."""
-        return Reached([_now(root) for root in self._roots], self._copied, self._functions)
+        return self._anew(self._copied)
 
     def changed(self) -> list[str]:
         """Names of what is not as it was."""
-        return self.differing(Reached([_now(root) for root in self._roots], lambda _: False, self._functions))
+        return self.differing(self._anew(lambda _: False))
+
+    def _anew(self, copied: Callable[[Tensor], bool]) -> Reached:
+        return Reached([_now(root) for root in self._roots], copied, self._functions)
 
     def differing(self, now: Reached) -> list[str]:
         """Names of what is another one, or is only here or there."""

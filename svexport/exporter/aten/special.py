@@ -70,10 +70,11 @@ def polynomial(x: Tensor, factors: Sequence[float]) -> Tensor:
     return result
 
 
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "aten::erfinv": _inverse_error_function,
+_OTHERWISE: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("aten::expm1", "aten::special_expm1"), _expm1),
     **dict.fromkeys(("aten::log1p", "aten::special_log1p"), log1p),
 }
 
-OTHERWISE = ("aten::expm1", "aten::log1p", "aten::special_expm1", "aten::special_log1p")
+FUNCTIONS: dict[str, Callable[..., Any]] = {"aten::erfinv": _inverse_error_function, **_OTHERWISE}
+
+OTHERWISE = tuple(_OTHERWISE)
