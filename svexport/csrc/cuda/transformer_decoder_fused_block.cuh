@@ -9,6 +9,10 @@ namespace svexport::fused {
 template <class T>
 struct Shared {
   char tiles[kTiles][kTileBytes];
+  // What is lost where these are rounded to T: tile kX, and sums that are normed next, two in turn, as what the last
+  // exchange brought may still be read. Without it all that follows sees what every norm and residual connection has
+  // rounded.
+  char rest_of_x[kTileBytes], rest[2][kTileBytes];
   char weights[kSlots][kSlotBytes];
   struct Vectors {
     T bias[kHalf], norm_weight[kChannels], norm_bias[kChannels];
@@ -161,10 +165,10 @@ __device__ __forceinline__ void take(const Fused& a, Shared<T>& s, const Block& 
   if (queries) copy_bulk(s.seen, a.seen + (self.tile * kRows + self.half * kSampled) * kSeen, sizeof(s.seen), taken);
 }
 
-// The end of the box branch, and the first layer of the position's encoding, to kSum.
+// The end of the box branch, and the first layer of the position's encoding, to kSum and `rest`.
 template <class T>
 __device__ __forceinline__ void move_points(const Fused& a, uint32_t code, int64_t row0, int rows, int half,
-                                            Shared<T>& s, int warp, int lane) {
+                                            Shared<T>& s, uint32_t rest, int warp, int lane) {
   const int thread = warp * 32 + lane;
   auto box_code = [&](int row, int j) { return s.logits[row * kLogitsPitch + j]; };
   if (thread < kRows * 3 && code & kMoves) {
@@ -194,7 +198,10 @@ __device__ __forceinline__ void move_points(const Fused& a, uint32_t code, int64
       x[c] = bias[c];
       UNROLL for (int i = 0; i < 3; ++i) x[c] = fmaf(p[i], weight[(c * 3 + i) / 8][(c * 3 + i) % 8], x[c]);
     }
-    store_shared(shared_address(s.tiles[kSum]) + chunk_at(row, lane), pack8<T>(x));
+    const int at = chunk_at(row, lane);
+    const uint4 y = pack8<T>(x);
+    store_shared(shared_address(s.tiles[kSum]) + at, y);
+    store_shared(rest + at, rest8<T>(x, y));
   }
   __syncwarp();  // the first of a row is read by all
 }

@@ -37,6 +37,12 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
       store_shared(tile(which) + chunk_at(first_row + r, lane), first_row + r < rows ? __ldcg(from + r * 32) : uint4{});
     }
   }
+  const uint32_t rest_of_x = shared_address(s.rest_of_x);
+  uint32_t rest = shared_address(s.rest[0]), other_rest = shared_address(s.rest[1]);
+  UNROLL for (int r = 0; r < kRowsOfWarp; ++r) {
+    const int at = chunk_at(first_row + r, lane);
+    store_shared(rest_of_x + at, uint4{}), store_shared(rest + at, uint4{});
+  }
   if (a.first && self.role == kQueries) {
     UNROLL for (int r = 0; r < kRowsOfWarp; ++r) {
       const int at = chunk_at(first_row + r, lane);
@@ -91,7 +97,7 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
     if (kSplit && code & kTakes) wait_for(shared_address(&s.taken), taken++ % 2);
     STAGE(i, 1);
     if (code & (kMoves | kEncodes)) {
-      move_points(a, code, row0, rows, half, s, warp, lane);
+      move_points(a, code, row0, rows, half, s, rest, warp, lane);
       if (code & kEncodes) look();
       if (kSplit && code & kEncodes) {
         wait_for_previous();
@@ -109,7 +115,11 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
         uint32_t first;  // of the 8 channels that a row begins with
         asm volatile("ld.shared.u32 %0, [%1];" : "=r"(first) : "r"(row) : "memory");
         pivot[r] = unpack<T>(first).x;
-        unpack8<T>(load_shared(from + chunk_at(first_row + r, lane)), x[r]);
+        const int at = chunk_at(first_row + r, lane);
+        float lost[8];
+        unpack8<T>(load_shared(from + at), x[r]);
+        unpack8<T>(load_shared(rest + at), lost);
+        UNROLL for (int i = 0; i < 8; ++i) x[r][i] += lost[i];
       }
       __syncwarp();  // before the rows are overwritten
       normalize<T, kRowsOfWarp>(x, pivot, weight, bias);
@@ -120,7 +130,13 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
           y = make_uint4(max_of<T>(y.x, 0), max_of<T>(y.y, 0), max_of<T>(y.z, 0), max_of<T>(y.w, 0));
         }
         store_shared(to + at, y);
-        if (code & kAddsQueryPos) store_shared(tile(kWhere) + at, add8<T>(y, load_shared(tile(kQueryPos) + at)));
+        if (field(code, kNormTo) == kX) store_shared(rest_of_x + at, rest8<T>(x[r], y));
+        if (code & kAddsQueryPos) {
+          float where[8];
+          unpack8<T>(load_shared(tile(kQueryPos) + at), where);
+          UNROLL for (int i = 0; i < 8; ++i) where[i] += x[r][i];
+          store_shared(tile(kWhere) + at, pack8<T>(where));
+        }
       }
       sync();
       if (kSplit && code & kPasses) {
@@ -183,16 +199,16 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
       const int at = narrow ? own % kNarrow : own;
       const float bias[2] = {to_float(vectors.bias[at + group]), to_float(vectors.bias[at + group + 8])};
       UNROLL for (int j = 0; j < 8; ++j) more[j] = bias[j / 2 % 2];
-      auto add = [&](int which_tile) {
+      auto add = [&](uint32_t rows) {
         uint32_t x[4];
-        load_matrix_transposed(x, tile(which_tile) + fragment);
+        load_matrix_transposed(x, rows + fragment);
         UNROLL for (int j = 0; j < 4; ++j) {
           const float2 two = unpack<T>(x[j]);
           more[2 * j] += two.x, more[2 * j + 1] += two.y;
         }
       };
-      if (code & kAddsX) add(kX);
-      if (const int which_tile = field(code, kAdds)) add(which_tile);
+      if (code & kAddsX) add(tile(kX)), add(rest_of_x);
+      if (const int which_tile = field(code, kAdds)) add(tile(which_tile));
     }
     finish(sum, odd);
     arrive_for_warp(shared_address(&s.empty[slot]), lane);
@@ -215,14 +231,22 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
     if (!heads) {
       uint32_t y[4];
       UNROLL for (int j = 0; j < 4; ++j) y[j] = pack<T>(sum[2 * j], sum[2 * j + 1]);
+      auto exchange = [&](uint32_t to) {
+        store_matrix_transposed(to, y);
+        __syncwarp();
+        blocks.send(to, load_shared(to));
+        incoming += kIncoming;
+      };
       if (code & kRelu) {
         UNROLL for (int j = 0; j < 4; ++j) y[j] = max_of<T>(y[j], 0);
       }
-      const uint32_t to = tile(field(code, kTo)) + fragment;
-      store_matrix_transposed(to, y);
-      __syncwarp();
-      blocks.send(to, load_shared(to));
-      incoming += kIncoming;
+      exchange(tile(field(code, kTo)) + fragment);
+      if (!(code & kRelu)) {  // a norm is next
+        UNROLL for (int j = 0; j < 4; ++j) y[j] = rest2<T>(sum[2 * j], sum[2 * j + 1], y[j]);
+        const uint32_t next = other_rest;
+        other_rest = rest, rest = next;
+        exchange(rest + fragment);
+      }
       STAGE(i, 6);
       if (!(code & kOpen)) blocks.receive(incoming, thread), incoming = 0;
       continue;

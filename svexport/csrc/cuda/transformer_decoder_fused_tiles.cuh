@@ -128,6 +128,19 @@ __device__ __forceinline__ uint4 pack8(const float (&x)[8]) {
   return make_uint4(pack<T>(x[0], x[1]), pack<T>(x[2], x[3]), pack<T>(x[4], x[5]), pack<T>(x[6], x[7]));
 }
 
+// What x loses where it is rounded to y.
+template <class T>
+__device__ __forceinline__ uint32_t rest2(float x0, float x1, uint32_t y) {
+  const float2 rounded = unpack<T>(y);
+  return pack<T>(x0 - rounded.x, x1 - rounded.y);
+}
+
+template <class T>
+__device__ __forceinline__ uint4 rest8(const float (&x)[8], const uint4& y) {
+  return make_uint4(rest2<T>(x[0], x[1], y.x), rest2<T>(x[2], x[3], y.y), rest2<T>(x[4], x[5], y.z),
+                    rest2<T>(x[6], x[7], y.w));
+}
+
 template <class T>
 __device__ __forceinline__ uint32_t max_of(uint32_t a, uint32_t b);  // NaN wins
 template <>
