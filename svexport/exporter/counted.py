@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
@@ -14,7 +15,7 @@ from svexport.exporter.agreement import agree
 from svexport.exporter.borders import ANYWAY
 from svexport.exporter.rounding import Tolerances
 from svexport.progress import phase
-from svexport.tracing.reach import Place, Reached
+from svexport.tracing.reach import Content, Place, Reached
 from svexport.tracing.state import State, random_state, set_random_state
 
 __all__ = ["refuse_counted"]
@@ -28,6 +29,12 @@ MOST_NUMBERS = 64
 CALLS = 200
 """Forwards that are called where what they change cannot be set to what it will be."""
 
+CALLS_OF_LISTS = 20
+"""Likewise where it is but lists that grow, whose lengths can be."""
+
+LONGEST, MOST_BYTES = 10_000, 2**28
+"""Items, and bytes of tensors among them or characters, that are added at most: forward may join them."""
+
 
 def refuse_counted(
     model: nn.Module,
@@ -40,8 +47,9 @@ def refuse_counted(
     """Raises a VerificationError if what forward changes at each call decides what it returns.
 
     A file has it as it is at first. A warm-up, or a key frame every ten, comes after more forwards than are compared.
-    What changes but once is no counter: the size of what is kept, say. Numbers to which each call adds the same are set
-    to what they are after many. Of the rest (lists that grow, generators that go on) many forwards are called.
+    What changes but once is no counter: the size of what is kept, say. Numbers to which each call adds the same, texts
+    and lists that grow by as much, are what they are after many. Of the rest (generators that go on, say) many forwards
+    are called, and of lists, whose items may differ, a few.
 
     Args:
         held_to: what results may differ by.
@@ -74,16 +82,19 @@ def refuse_counted(
             after.append(reached.again())
         steps = {name: _step(first, after, name) for name in after[1].differing(after[2])}
         counters = {name: step for name, step in steps.items() if step is not None}
+        lists = _growing(after)
         refusal = f"forward changes {', '.join(steps)}, and returns something else"
         way_out = (
             ", which a file cannot. No file was written.\n"
             f"  Pass it as an input and return it, or leave it out of forward. {ANYWAY}"
         )
-        for count in _counts(first, counters, numbers) if counters else ():
+        for count in _counts(first, counters, lists, numbers) if counters or lists else ():
             places = begin()
             for name, step in counters.items():
                 with np.errstate(all="ignore"):
-                    places[name].put(places[name].value + step * count)
+                    places[name].put(places[name].value + step * _fitting(count, step))
+            for grown in lists:
+                grown.container.extend(grown.held * _fitting(count, grown.held))
             try:
                 same = agree(expected, computed(), held_to)
             except Exception:  # noqa: BLE001 - a number that the model never has
@@ -93,20 +104,47 @@ def refuse_counted(
         others = [name for name in steps if name not in counters]
         if not others:
             return []
-        phase(f"verifying, {CALLS} calls")
+        in_lists = all(name.startswith(tuple(f"{grown.name}[" for grown in lists)) for name in others)
+        calls = CALLS_OF_LISTS if in_lists else CALLS
+        phase(f"verifying, {calls} calls")
         begin()
-        for call in range(CALLS):
+        for call in range(calls):
             if not agree(expected, computed(), held_to):
                 raise VerificationError(f"{refusal} at call {call + 1}{way_out}")
-        return [f"forward changes {', '.join(others)} at each call; {CALLS} calls return the same"]
+        more = min((_fitting(LONGEST, grown.held) * len(grown.held) for grown in lists), default=0)
+        longer = f", and one with {more:,} items more" if in_lists else ""
+        return [f"forward changes {', '.join(others)} at each call; {calls} calls return the same{longer}"]
+
+
+def _growing(after: Sequence[Reached]) -> list[Content]:
+    """Lists to which each of the last two calls has added as many items, and those that the last has added."""
+    one, two = ({id(c.container): len(c.held) for c in reached.contents} for reached in after[-3:-1])
+    found = []
+    for name, container, held in after[-1].contents:
+        before, earlier = two.get(id(container), -1), one.get(id(container), -1)
+        if isinstance(container, (list, deque)) and 0 <= earlier < before and len(held) - before == before - earlier:
+            found.append(Content(name, container, list(held)[before:]))
+    return found
+
+
+def _fitting(count: int, step: Any) -> int:
+    """How often what grows can be made longer, of so many times."""
+    if isinstance(step, list):
+        size = sum(item.nbytes for item in step if isinstance(item, (Tensor, np.ndarray)))
+        return min(count, LONGEST // len(step), MOST_BYTES // max(size, 1))
+    return min(count, MOST_BYTES // len(step)) if isinstance(step, (str, bytes)) else count
 
 
 def _step(first: Mapping[str, Place], after: Sequence[Reached], name: str) -> Any:
-    """What each of three calls adds to a number, or to those of a tensor or an array; None where that is not so."""
+    """What each of three calls adds to a number, to those of a tensor or an array, or to a text; or None."""
     known = [places[name] for places in (first, *(reached.places for reached in after)) if name in places]
     values = [place.value for place in known]
     if len(known) <= len(after) or known[0].holder is None or len({type(value) for value in values}) > 1:
         return None
+    if isinstance(values[0], (str, bytes)):
+        _, one, two, three = values
+        step = three[len(two) :]
+        return step if step and three == two + step and two == one + step else None
     if not isinstance(values[0], (int, float, np.number, np.ndarray, Tensor)) or isinstance(values[0], bool):
         return None
     with suppress(Exception):  # of other shapes, or booleans
@@ -118,12 +156,21 @@ def _step(first: Mapping[str, Place], after: Sequence[Reached], name: str) -> An
 
 
 def _counts(
-    first: Mapping[str, Place], counters: Mapping[str, Any], numbers: Callable[[], Iterable[float]]
+    first: Mapping[str, Place],
+    counters: Mapping[str, Any],
+    lists: Sequence[Content],
+    numbers: Callable[[], Iterable[float]],
 ) -> Iterable[int]:
-    """Those of :data:`COUNTS`, and after which a counter is a number of the user's, or will be with the next call."""
-    near = set()
+    """Those of :data:`COUNTS`, and after which a number or a length is one of the user's, or will be with the next."""
+    lengths = [(len(grown.container), len(grown.held)) for grown in lists]
     for name, step in counters.items():
-        start, by = (np.asarray(value).reshape(-1)[0].item() for value in (first[name].value, step))
+        value = first[name].value
+        if isinstance(value, (str, bytes)):
+            lengths.append((len(value), len(step)))
+        else:
+            lengths.append((np.asarray(value).reshape(-1)[0].item(), np.asarray(step).reshape(-1)[0].item()))
+    near = set()
+    for start, by in lengths:
         for number in numbers() if by else ():
             near |= {round((number - start) / by) - before for before in (0, 1)}
     return [*COUNTS, *sorted(count for count in near - {*COUNTS} if 0 < count < 10**9)[:MOST_NUMBERS]]

@@ -76,6 +76,14 @@ class Root(NamedTuple):
     value: Any
 
 
+class Content(NamedTuple):
+    """A container, the name by which it is reached, and a copy of what it holds."""
+
+    name: str
+    container: Any
+    held: Any
+
+
 class Reached:
     """All that is reached from roots: through modules, containers, objects of the user's classes and what these classes
     hold, functions with their closures and defaults, and generators.
@@ -89,13 +97,14 @@ class Reached:
 
     Attributes:
         places: values by name, as ``head.memory`` or ``head.counts['n']``.
+        contents: what the containers hold.
     """
 
     def __init__(self, roots: Sequence[Root], copied: Callable[[Tensor], bool], functions: bool = True) -> None:
         self.places: dict[str, Place] = {}
         self._roots, self._copied, self._functions = roots, copied, functions
         self._named: dict[str, int] = {}
-        self._contents: list[tuple[Any, Any]] = []
+        self.contents: list[Content] = []
         self._copies: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # by id: itself, a copy, and its storage
         self._near: set[int] = set()  # dicts of modules, and containers that are their attributes
         seen: dict[int, Any] = {}
@@ -150,8 +159,8 @@ class Reached:
         for _, holder, key, value in self._roots:
             if isinstance(holder, dict) and holder.get(key) is not value:
                 holder[key] = value
-        for container, content in self._contents:
-            _refill(container, content)
+        for content in self.contents:
+            _refill(content.container, content.held)
         with torch.no_grad():
             for tensor, copy, storage in self._copies.values():
                 if isinstance(tensor, nn.Parameter) and storage.data_ptr() != tensor.data_ptr():
@@ -178,7 +187,7 @@ class Reached:
         if isinstance(value, (torch.jit.ScriptModule, LazyModuleMixin)):
             return []
         if isinstance(value, (dict, list, deque, set)):
-            self._contents.append((value, value.copy()))
+            self.contents.append(Content(name, value, value.copy()))
         if isinstance(value, (dict, list, deque, tuple)) and len(value) > MOST_OF_ONE:
             return None
         if isinstance(value, dict):
@@ -194,7 +203,7 @@ class Reached:
             parts = {"func": value.func, "args": value.args, "keywords": value.keywords}
             return [Root(f"{name}.{key}", None, None, part) for key, part in parts.items()]
         if isinstance(value, types.FunctionType):
-            self._contents.append((value.__dict__, value.__dict__.copy()))
+            self.contents.append(Content(f"{name}()", value.__dict__, value.__dict__.copy()))
             return _parts_of_function(name, value)
         if isinstance(value, types.GeneratorType):
             frame = value.gi_frame
@@ -210,15 +219,15 @@ class Reached:
         attributes = getattr(value, "__dict__", {})
         parts = []
         if isinstance(attributes, dict):
-            self._contents.append((attributes, attributes.copy()))
+            self.contents.append(Content(name, attributes, attributes.copy()))
             if isinstance(value, nn.Module):
                 self._near |= {id(attributes), *map(id, attributes.values())}
             for key, part in list(attributes.items()):  # another thread may write
                 if key in _OF_MODULES and isinstance(value, nn.Module) and isinstance(part, dict):
-                    self._contents.append((part, part.copy()))
+                    self.contents.append(Content(_joined(name, key), part, part.copy()))
                     parts += _named(name, part, part)
                 elif isinstance(part, (dict, list)) and not part:  # hooks, of which a module has ten dicts
-                    self._contents.append((part, part.copy()))
+                    self.contents.append(Content(_joined(name, key), part, part.copy()))
                 else:
                     parts += _named(name, attributes, {key: part})
         for key in _slots(kind):
@@ -231,8 +240,11 @@ class Reached:
 
 
 def _named(name: str, holder: Any, values: dict[str, Any]) -> list[Root]:
-    prefix = f"{name}." if name else ""
-    return [Root(f"{prefix}{key}", holder, key, value) for key, value in values.items()]
+    return [Root(_joined(name, key), holder, key, value) for key, value in values.items()]
+
+
+def _joined(name: str, key: str) -> str:
+    return f"{name}.{key}" if name else key
 
 
 def _parts_of_function(name: str, function: types.FunctionType) -> list[Root]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import svexport
+from svexport.exporter import counted
 
 
 class Counts(nn.Module):
@@ -190,21 +191,55 @@ def test_wherever_it_is_kept(how: str, tmp_path: Path) -> None:
     assert model.closed() == 1 or how == "closure"
 
 
-def test_what_grows_is_noted(tmp_path: Path) -> None:
-    class Logs(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.shapes: list[torch.Size] = []
+class Logs(nn.Module):
+    """Keeps what it is called with, and goes by how much that is once it is so long."""
 
-        def forward(self, x: Tensor) -> Tensor:
+    def __init__(self, longest: int = 10**9, text: bool = False) -> None:
+        super().__init__()
+        self.longest, self.text, self.calls = longest, text, 0
+        self.shapes: list[torch.Size] = []
+        self.lines = ""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.text:
+            self.lines += f"{tuple(x.shape)}\n"
+        else:
             self.shapes.append(x.shape)
-            return x * 2
+        self.calls += 1
+        assert len(self.shapes) < 10_100
+        return x * 3 if max(len(self.shapes), len(self.lines)) > self.longest else x * 2
 
+
+def test_lists_that_grow_are_noted(tmp_path: Path) -> None:
     model = Logs()
     report = svexport.export(model, torch.rand(2, 3), tmp_path / "m.onnx", opset=18)
     assert report.verified
-    assert any("shapes" in note and "200 calls return the same" in note for note in report.notes)
-    assert model.shapes == []
+    assert any("shapes" in n and "20 calls return the same, and one with 10,000 items more" in n for n in report.notes)
+    assert (model.shapes, model.calls) == ([], 0)
+
+
+@pytest.mark.parametrize("text", [False, True])
+def test_lists_and_texts_are_made_long(text: bool, tmp_path: Path) -> None:
+    with pytest.raises(svexport.VerificationError, match=r"(shapes\[2\]|lines).* something else once that is \d+ more"):
+        svexport.export(Logs(6000, text), torch.rand(2, 3), tmp_path / "m.onnx", opset=18)
+    assert not list(tmp_path.iterdir())
+
+
+def test_lists_of_tensors_are_not_made_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counted, "MOST_BYTES", 2**16)
+
+    class Remembers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.features: list[Tensor] = []
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.features.append(x.detach())
+            assert len(self.features) < 70
+            return torch.stack(self.features)[-1] * 2
+
+    report = svexport.export(Remembers(), torch.rand(2, 2**9), tmp_path / "m.onnx", opset=18)
+    assert any("features" in note and "with 16 items more" in note for note in report.notes)
 
 
 @pytest.mark.parametrize("how", ["kept", "only counts"])
