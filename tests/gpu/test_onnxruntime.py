@@ -279,6 +279,19 @@ def test_whole_models(
         assert error < 1e-4 if dtype is torch.float32 else error < max(1e-3, 1.2 * relative_error(body, wanted))
 
 
+@pytest.mark.parametrize(("name", "swapped"), [("detr3d", False), ("detr3d", True), ("stgcn", False)])
+def test_half_examples_are_near(name: str, swapped: bool, tmp_path: Path) -> None:
+    model = load_file(EXAMPLES / f"{name}.py").model()
+    options: dict[str, Any] = {"plugins": ["einsum"]} if name == "stgcn" else {}
+    inputs = model.example_inputs
+    used = svexport.replace(model, inputs, verbose=False) if swapped else model
+    svexport.export(used, inputs, tmp_path / "m.onnx", opset=17, verify=False, dtype=torch.float16, **options)
+    outputs = svexport.load(tmp_path / "m.onnx", device="cuda", kernels=True).run([t.cuda() for _, t in leaves(inputs)])
+    exact = leaves(model.cuda().double()(*moved(moved(inputs, torch.float64), "cuda")))
+    for output, (_, wanted) in zip(outputs, exact, strict=True):
+        assert (output.double() - wanted).abs().max() < 1e-3 * wanted.abs().max()
+
+
 # ---------------------------------------------------------------------------------------------------------- CUDA graphs
 
 
