@@ -25,7 +25,15 @@ from svexport.ops import _winners
 from svexport.ops._winners import cache_folder
 
 __all__ = [
-    *("FLAGS", "LONGEST", "architectures", "cache_folder", "kernels", "load", "longest_first", "sources", "tried"),
+    "FLAGS",
+    "LONGEST",
+    "architectures",
+    "cache_folder",
+    "kernels",
+    "load",
+    "longest_first",
+    "sources",
+    "tried",
     "with_features",
 ]
 
