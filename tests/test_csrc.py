@@ -87,24 +87,21 @@ def test_nodes_of_onnxruntime_need_no_tensorrt() -> None:
         built("checked", (CXX, *flags, source), [source])
 
 
+def test_every_operator_is_compiled() -> None:
+    unit = _cuda.CSRC / "torch" / "operators.cpp"
+    included = re.findall(r'#include "(\w+\.cpp)"', unit.read_text())
+    assert included == sorted(path.name for path in BINDINGS if path.stem not in ("autograd", "operators"))
+    sources = _cuda.sources()
+    assert {unit, unit.with_name("autograd.cpp"), *KERNELS} == set(sources)
+    assert tuple(path.stem for path in sources[: len(_cuda.LONGEST)]) == _cuda.LONGEST
+
+
 @needs_headers
-def test_bindings_fit_torch_and_the_launchers(tmp_path: Path) -> None:
-    """All in one translation unit, torch's headers once; each in a namespace of its own, where its names are free."""
-    headers = [*sorted(_cuda.CSRC.glob("torch/*.h")), *HEADERS]
-    lines = [f'#include "{header.relative_to(_cuda.CSRC)}"' for header in headers]
-    for source in BINDINGS:
-        name = f"svexport_{source.stem}"
-        lines += [
-            f"namespace {name} {{ using namespace svexport; }}",
-            f"#define svexport {name}",
-            f'#include "{source.relative_to(_cuda.CSRC)}"',
-            "#undef svexport",
-        ]
-    unit = tmp_path / "bindings.cpp"
-    unit.write_text("\n".join(lines) + "\n")
-    paths = [*cpp_extension.include_paths(), *INCLUDES, _cuda.CSRC, _cuda.CSRC / "cuda", _cuda.CSRC / "torch"]
+def test_bindings_fit_torch_and_the_launchers() -> None:
+    paths = [*cpp_extension.include_paths(), *INCLUDES, _cuda.CSRC / "cuda"]
     # The macro stands for a header that only CUDA builds of torch have.
     flags = ("-std=c++20", "-fsyntax-only", "-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE", *(f"-I{path}" for path in paths))
+    unit = _cuda.CSRC / "torch" / "operators.cpp"
     built("checked", (CXX, *flags, unit), [unit])
 
 

@@ -177,7 +177,7 @@ def compile_sources(
         return result
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(compiled, sources))
+        return list(pool.map(compiled, _cuda.longest_first(sources)))
 
 
 def link(objects: Sequence[Path], path: Path, flags: Sequence[str] = ()) -> None:

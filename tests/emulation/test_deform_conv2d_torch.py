@@ -13,7 +13,7 @@ from tests.gpu.support import TOLERANCES, leaves, moved, relative_error
 from tests.gpu.test_deform_conv2d import case
 
 BINDING = HERE / "deform_conv2d_torch.cpp"
-pytestmark = [*emulated("deform_conv2d_in_pieces", "packing", "matmul", "permute"), pytest.mark.kernels(BINDING)]
+pytestmark = [*emulated("deform_conv2d_in_pieces", "matmul", "permute"), pytest.mark.kernels(BINDING)]
 
 SHAPES = [
     {"n": 1, "channels": 32, "outputs": 32, "size": (31, 11)},

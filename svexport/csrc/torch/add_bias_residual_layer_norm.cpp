@@ -21,10 +21,9 @@ at::Tensor with_contiguous_columns(const at::Tensor& t) {
 
 Optional with_contiguous_columns(const Optional& t) { return t ? Optional(with_contiguous_columns(*t)) : t; }
 
-std::optional<std::tuple<at::Tensor, at::Tensor>> forward(const at::Tensor& x, const at::Tensor& bias,
-                                                          const at::Tensor& residual, const at::Tensor& weight,
-                                                          const at::Tensor& norm_bias, double eps,
-                                                          const Optional& extra) {
+std::optional<std::tuple<at::Tensor, at::Tensor>> add_bias_residual_layer_norm_torch(
+    const at::Tensor& x, const at::Tensor& bias, const at::Tensor& residual, const at::Tensor& weight,
+    const at::Tensor& norm_bias, double eps, const Optional& extra) {
   if (!fits(x, bias, residual, weight, norm_bias, extra)) return {};
   const auto x_ = with_contiguous_columns(x), residual_ = with_contiguous_columns(residual);
   const auto extra_ = with_contiguous_columns(extra);
@@ -36,9 +35,10 @@ std::optional<std::tuple<at::Tensor, at::Tensor>> forward(const at::Tensor& x, c
                  std::tuple(y, s));
 }
 
-Wanted backward(at::TensorList grads, const at::Tensor& x, const at::Tensor& bias, const at::Tensor& residual,
-                const at::Tensor& weight, const at::Tensor& norm_bias, double eps, const Optional& extra,
-                c10::List<bool> needs_grad) {
+Wanted add_bias_residual_layer_norm_backward_torch(at::TensorList grads, const at::Tensor& x, const at::Tensor& bias,
+                                                   const at::Tensor& residual, const at::Tensor& weight,
+                                                   const at::Tensor& norm_bias, double eps, const Optional& extra,
+                                                   c10::List<bool> needs_grad) {
   if (!fits(x, bias, residual, weight, norm_bias, extra)) return {};
   const auto x_ = with_contiguous_columns(x), residual_ = with_contiguous_columns(residual);
   const auto extra_ = with_contiguous_columns(extra);
@@ -58,8 +58,8 @@ Wanted backward(at::TensorList grads, const at::Tensor& x, const at::Tensor& bia
 }  // namespace
 
 TORCH_LIBRARY_IMPL(svexport, CUDA, m) {
-  implement(m, "add_bias_residual_layer_norm", forward);
-  implement(m, "add_bias_residual_layer_norm_backward", backward);
+  implement(m, "add_bias_residual_layer_norm", add_bias_residual_layer_norm_torch);
+  implement(m, "add_bias_residual_layer_norm_backward", add_bias_residual_layer_norm_backward_torch);
 }
 
 }  // namespace svexport

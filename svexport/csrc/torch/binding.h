@@ -19,20 +19,8 @@
 
 namespace svexport {
 
-inline bool has_dtype(const at::Tensor& tensor) {
-  switch (tensor.scalar_type()) {
-    case at::kFloat:
-    case at::kHalf:
-    case at::kBFloat16:
-    case at::kChar:
-    case at::kInt:
-    case at::kLong:
-    case at::kBool: return tensor.dim() <= kMaxRank;
-    default: return false;
-  }
-}
-
-inline DType to_dtype(at::ScalarType type) {
+// That which kernels know it by, if they do.
+inline std::optional<DType> dtype_of(at::ScalarType type) {
   switch (type) {
     case at::kFloat: return DType::kFloat32;
     case at::kHalf: return DType::kFloat16;
@@ -41,16 +29,18 @@ inline DType to_dtype(at::ScalarType type) {
     case at::kInt: return DType::kInt32;
     case at::kLong: return DType::kInt64;
     case at::kBool: return DType::kBool;
-    default: TORCH_CHECK(false, "svexport has no kernels for ", type);
+    default: return std::nullopt;
   }
 }
 
 inline Tensor view(const at::Tensor& tensor) {
   Tensor result;
   if (!tensor.defined()) return result;
+  const auto dtype = dtype_of(tensor.scalar_type());
+  TORCH_CHECK(dtype, "svexport has no kernels for ", tensor.scalar_type());
   TORCH_CHECK(tensor.dim() <= kMaxRank, "svexport's kernels take at most ", kMaxRank, " dimensions, got ", tensor.dim());
   result.data = tensor.data_ptr();
-  result.dtype = to_dtype(tensor.scalar_type());
+  result.dtype = *dtype;
   result.rank = static_cast<int32_t>(tensor.dim());
   for (int i = 0; i < result.rank; ++i) {
     result.sizes[i] = tensor.size(i);
@@ -134,7 +124,7 @@ struct Operator {
     bool readable = true;
     const auto check = [&](const at::Tensor& tensor) {
       if (!device) device = tensor.device();
-      readable = readable && tensor.device() == *device && has_dtype(tensor);
+      readable = readable && tensor.device() == *device && tensor.dim() <= kMaxRank && dtype_of(tensor.scalar_type());
     };
     (each_tensor(check, arguments), ...);
     const c10::cuda::OptionalCUDAGuard guard(device && device->is_cuda() ? device : std::nullopt);

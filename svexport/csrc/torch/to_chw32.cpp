@@ -18,18 +18,18 @@ Wanted to_chw32_backward(at::TensorList grads, const at::Tensor& x, bool pool, c
   return if_done(from_chw32(view(grads[0]), view(gradient), stream()), std::vector{gradient});
 }
 
-bool fits(const at::Tensor& x, int64_t channels) {
+bool is_chw32(const at::Tensor& x, int64_t channels) {
   return x.dim() == 5 && x.size(4) == 32 && channels > 0 && x.size(1) == (channels + 31) / 32;
 }
 
 std::optional<at::Tensor> from_chw32_torch(const at::Tensor& x, int64_t channels) {
-  if (!fits(x, channels)) return {};
+  if (!is_chw32(x, channels)) return {};
   const auto output = fresh({x.size(0), channels, x.size(2), x.size(3)}, x);
   return if_done(from_chw32(view(x), view(output), stream()), output);
 }
 
 Wanted from_chw32_backward(at::TensorList grads, const at::Tensor& x, int64_t channels, c10::List<bool> needs_grad) {
-  if (!fits(x, channels) || !needs_grad.get(0)) return {};
+  if (!is_chw32(x, channels) || !needs_grad.get(0)) return {};
   const auto gradient = fresh(x);
   return if_done(to_chw32(view(grads[0]), false, view(gradient), stream()), std::vector{gradient});
 }

@@ -306,12 +306,6 @@ __global__ void __launch_bounds__(kCompiled ? most_teams(N) * kTogether * 32 : 3
 #endif
 }
 
-template <class T, int N>
-cudaError_t launch_product(const Product& p, const Call& call) {
-  return with_constant<4, 2, 1>(call.problem.aligned,
-                                [&](auto wide) { return launch_compiled(product_kernel<T, N, wide.value>, call, p); });
-}
-
 }  // namespace
 
 cudaError_t run_channel_product(const Call& call) {
@@ -323,8 +317,11 @@ cudaError_t run_channel_product(const Call& call) {
                   call.problem.rows, Divider(teams.units / call.problem.outer), int_of(teams.units)};
   return dispatch_float(y.dtype, [&](auto* pointer) {
     using T = element_t<decltype(pointer)>;
-    return with_constant<32, 64, 128>(call.tactic.columns,
-                                      [&](auto columns) { return launch_product<T, columns.value>(p, call); });
+    const auto kernel = with_constant<32, 64, 128>(call.tactic.columns, [&](auto columns) {
+      return with_constant<4, 2, 1>(call.problem.aligned,
+                                    [&](auto wide) { return product_kernel<T, columns.value, wide.value>; });
+    });
+    return launch_compiled(kernel, call, p);
   });
 }
 

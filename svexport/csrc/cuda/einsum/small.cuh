@@ -180,8 +180,18 @@ __global__ void __launch_bounds__(kSmallBound<T, I, J>) small_kernel(const __gri
   wait_for_previous();  // also where there was no need: what comes next waits for this kernel alone
 }
 
-template <class T, int I, int J>
-cudaError_t launch_small(const Call& call) {
+template <class T>
+void (*small_kernel_of(const Tactic& tactic))(Einsum) {
+  return with_constant<2, 3, 4, 5, 6, 7, 8>(tactic.columns, [&](auto columns) {
+    constexpr int J = columns.value, kMost = most_sums(J), kFew = std::min(kMost, kFewSums);
+    return with_constant<2, kFew, kMost>(tactic.sums, [&](auto sums) {
+      return tactic.engine ? small_kernel<T, sums.value, J, true> : small_kernel<T, sums.value, J, false>;
+    });
+  });
+}
+
+template <class T>
+cudaError_t run_small(const Call& call) {
   Einsum a{};
   if (!describe(call.x, call.y, call.z, &a)) return cudaErrorNotSupported;
   const Sums sums(call.problem, call.tactic, call.gpu);
@@ -195,8 +205,7 @@ cudaError_t launch_small(const Call& call) {
   a.stages = sums.stages;
   a.warp = sums.warp;
   a.partials = static_cast<float*>(call.workspace);
-  const auto kernel = call.tactic.engine ? small_kernel<T, I, J, true> : small_kernel<T, I, J, false>;
-  const cudaError_t status = launch_planned(kernel, call.launch, call.early, call.stream, a);
+  const cudaError_t status = launch_planned(small_kernel_of<T>(call.tactic), call.launch, call.early, call.stream, a);
   if (a.parts == 1 || status != cudaSuccess) return status;
   PartedSum sum{a.partials, a.parts, {}, {}, call.y.data, call.y.dtype};
   for (int i = 0; i < 4; ++i) {
@@ -204,15 +213,6 @@ cudaError_t launch_small(const Call& call) {
     sum.strides[i] = call.y.strides[i + i / 3];
   }
   return add_up(sum, call.stream);
-}
-
-template <class T>
-cudaError_t run_small(const Call& call) {
-  return with_constant<2, 3, 4, 5, 6, 7, 8>(call.tactic.columns, [&](auto columns) {
-    constexpr int J = columns.value, kMost = most_sums(J), kFew = std::min(kMost, kFewSums);
-    return with_constant<2, kFew, kMost>(call.tactic.sums,
-                                         [&](auto sums) { return launch_small<T, sums.value, J>(call); });
-  });
 }
 
 }  // namespace svexport::einsum

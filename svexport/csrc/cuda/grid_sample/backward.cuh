@@ -31,4 +31,24 @@ __device__ __forceinline__ void to_coordinates(const Point<TAPS>& point, const f
   }
 }
 
+using sampler::gradient::Problem;
+using sampler::gradient::Sums;
+using sampler::gradient::Tactic;
+
+// What a call is of. point: of the output's gradient, from a point to the next.
+struct Call {
+  const Problem& problem;
+  const Tactic& tactic;
+  const Gpu& gpu;
+  const Tensor &grad, &input, &grad_input, &grad_grid;
+  int64_t point;
+  Space s;
+  void* workspace;
+  cudaStream_t stream;
+};
+
+// With kernels of one type, which are compiled apart: grid_sample_backward_float.cu, _half.cu and _bfloat16.cu.
+template <class T>
+cudaError_t run_backward(const Call& call);
+
 }  // namespace svexport::backward

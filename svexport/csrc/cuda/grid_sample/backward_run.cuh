@@ -11,62 +11,7 @@
 
 namespace svexport::backward {
 
-using sampler::gradient::Problem;
-using sampler::gradient::Sums;
-using sampler::gradient::Tactic;
-
 inline unsigned limited(int64_t blocks) { return static_cast<unsigned>(blocks < (1 << 20) ? blocks : 1 << 20); }
-
-// Writes what pixels the listed points make.
-template <class T, int PADDING>
-cudaError_t launch_owner(const Space& s, const Lists& lists, const Gradient<T>& gradient, T* output, int batch,
-                         int channels, int64_t enough, cudaStream_t stream) {
-  const unsigned images = batch < 65535 ? batch : 65535;
-  const bool pairs = s.size[0] % 2 == 0 && reinterpret_cast<uintptr_t>(output) % (2 * sizeof(T)) == 0;
-  const auto with = [&](auto width) {
-    constexpr int W = width.value;
-    int chunk = ceil_div(channels, W) * W;
-    while (chunk >= 4 * W && static_cast<int64_t>(lists.tiles) * ceil_div(channels, chunk) * images < enough) {
-      chunk = ceil_div(chunk, 2 * W) * W;
-    }
-    const dim3 blocks(lists.tiles, ceil_div(channels, chunk), images);
-    return launch(owner_kernel<T, W, PADDING>, blocks, kOwnerThreads, static_cast<int>(owner_memory<T, W>(lists)),
-                  stream, true, s, lists, gradient, output, batch, channels, chunk, pairs);
-  };
-  if constexpr (sizeof(T) == 2) {
-    if (channels > 4) return with(Int<8>());
-  }
-  return with(Int<4>());
-}
-
-// The gradient of points in images in NCHW that are not left.
-template <class T, int PADDING>
-cudaError_t launch_boxes(const Tensor& input, const Space& s, const Gradient<T>& gradient, const Tensor& grad_grid,
-                         const Left& left, cudaStream_t stream) {
-  const int batch = static_cast<int>(input.sizes[0]), channels = static_cast<int>(input.sizes[1]);
-  const int across = s.across.d, down = s.points / across;
-  const int64_t image = input.strides[0], channel = input.strides[1];
-  const T* data = static_cast<const T*>(input.data);
-  const int64_t plane = static_cast<int64_t>(s.size[0]) * s.size[1];
-  const bool copied = gradient.point == 1 &&
-                      (reinterpret_cast<uintptr_t>(gradient.data) | gradient.image * sizeof(T) |
-                       gradient.channel * sizeof(T) | across * sizeof(T)) % 16 == 0;
-  const dim3 blocks(ceil_div(across, kTileAcross) * ceil_div(down, kTileDown), 1, batch < 65535 ? batch : 65535);
-  return launch(box_kernel<T, PADDING>, blocks, kThreads, kBoxMemory, stream, true, s, data, image, channel, gradient,
-                AnyFloat(grad_grid), batch, channels, across, down, copied, unit_of(data, image, channel, plane), left);
-}
-
-// What a call is of. point: of the output's gradient, from a point to the next.
-struct Call {
-  const Problem& problem;
-  const Tactic& tactic;
-  const Gpu& gpu;
-  const Tensor &grad, &input, &grad_input, &grad_grid;
-  int64_t point;
-  Space s;
-  void* workspace;
-  cudaStream_t stream;
-};
 
 template <class T, int TAPS>
 class Backward : Call {
@@ -137,24 +82,44 @@ class Backward : Call {
   // Lists of points, and what pixels these make. With boxes, or without vectors, the gradient of the points too.
   cudaError_t list() {
     if constexpr (kLists) {
-      return s.padding == kUsual ? list<kUsual>() : list<kAnyPadding>();
+      const int64_t counters = lists_.counters(batch_);
+      zero_kernel<<<limited(ceil_div<int64_t>(counters, 4 * kThreads)), kThreads, 0, stream>>>(
+          reinterpret_cast<float*>(lists_.counts), 1, counters, Left());
+      cudaError_t status = direct<kListSums>(nullptr, AnyFloat(tactic.vectors ? Tensor{} : grad_grid), true);
+      if (status != cudaSuccess) return status;
+      left_ = {lists_.runs, lists_.most};
+      status = sizeof(T) == 2 && channels_ > 4 ? write_pixels<16 / sizeof(T)>() : write_pixels<4>();
+      return status == cudaSuccess && tactic.boxes ? boxes() : status;
     }
     return cudaErrorNotSupported;
   }
 
-  template <int PADDING>
-  cudaError_t list() {
-    const int64_t counters = lists_.counters(batch_);
-    zero_kernel<<<limited(ceil_div<int64_t>(counters, 4 * kThreads)), kThreads, 0, stream>>>(
-        reinterpret_cast<float*>(lists_.counts), 1, counters, Left());
-    cudaError_t status = direct<kListSums>(nullptr, AnyFloat(tactic.vectors ? Tensor{} : grad_grid), true);
-    if (status != cudaSuccess) return status;
-    left_ = {lists_.runs, lists_.most};
-    status = launch_owner<T, PADDING>(s, lists_, gradient_, output_, batch_, channels_, 2 * few_, stream);
-    if (status == cudaSuccess && tactic.boxes) {
-      return launch_boxes<T, PADDING>(input, s, gradient_, grad_grid, left_, stream);
+  // Writes what pixels the listed points make, W channels at once.
+  template <int W>
+  cudaError_t write_pixels() const {
+    const bool pairs = s.size[0] % 2 == 0 && reinterpret_cast<uintptr_t>(output_) % (2 * sizeof(T)) == 0;
+    int chunk = ceil_div(channels_, W) * W;
+    while (chunk >= 4 * W && static_cast<int64_t>(lists_.tiles) * ceil_div(channels_, chunk) * images_ < 2 * few_) {
+      chunk = ceil_div(chunk, 2 * W) * W;
     }
-    return status;
+    const auto kernel = s.padding == kUsual ? owner_kernel<T, W, kUsual> : owner_kernel<T, W, kAnyPadding>;
+    return launch(kernel, dim3(lists_.tiles, ceil_div(channels_, chunk), images_), kOwnerThreads,
+                  static_cast<int>(owner_memory<T, W>(lists_)), stream, true, s, lists_, gradient_, output_, batch_,
+                  channels_, chunk, pairs);
+  }
+
+  // The gradient of points in images in NCHW that are not left.
+  cudaError_t boxes() const {
+    const int across = s.across.d, down = s.points / across;
+    const int64_t image = input.strides[0], channel = input.strides[1];
+    const T* data = static_cast<const T*>(input.data);
+    const bool copied = gradient_.point == 1 &&
+                        (reinterpret_cast<uintptr_t>(gradient_.data) | gradient_.image * sizeof(T) |
+                         gradient_.channel * sizeof(T) | across * sizeof(T)) % 16 == 0;
+    const auto kernel = s.padding == kUsual ? box_kernel<T, kUsual> : box_kernel<T, kAnyPadding>;
+    return launch(kernel, dim3(ceil_div(across, kTileAcross) * ceil_div(down, kTileDown), 1, images_), kThreads,
+                  kBoxMemory, stream, true, s, data, image, channel, gradient_, AnyFloat(grad_grid), batch_, channels_,
+                  across, down, copied, unit_of(data, image, channel, pixels_), left_);
   }
 
   // Sums of images that are left, if they are not cleared already.
@@ -223,27 +188,25 @@ class Backward : Call {
                   batch_, channels_, pixels_, pixel_width<T>(output_, pixels_, pixels_), left_);
   }
 
+  template <int SUMS, int PADDING>
+  static auto direct_kernel_of(int each) {
+    constexpr bool kSpills = PADDING == kAnyPadding && SUMS == kNeighbourSums;
+    constexpr int U = TAPS == 16 || (TAPS == 8 && sizeof(T) == 4) ? 1 : SUMS == kPairSums || kSpills ? 2 : 4;
+    return each <= 1   ? direct_kernel<T, TAPS, PADDING, 1, SUMS>
+           : each == 2 ? direct_kernel<T, TAPS, PADDING, std::min(U, 2), SUMS>
+                       : direct_kernel<T, TAPS, PADDING, U, SUMS>;
+  }
+
   // Any strides. Behind another kernel it may begin early: nothing else writes what it reads before it waits.
   template <int SUMS>
   cudaError_t direct(float* sums, const AnyFloat& grad_grid, bool early) const {
-    return s.padding == kUsual ? direct<SUMS, kUsual>(sums, grad_grid, early)
-                               : direct<SUMS, kAnyPadding>(sums, grad_grid, early);
-  }
-
-  template <int SUMS, int PADDING>
-  cudaError_t direct(float* sums, const AnyFloat& grad_grid, bool early) const {
-    constexpr bool kSpills = PADDING == kAnyPadding && SUMS == kNeighbourSums;
-    constexpr int U = TAPS == 16 || (TAPS == 8 && sizeof(T) == 4) ? 1 : SUMS == kPairSums ? 2 : 4;
     const int channels = sums || grad_grid.data ? channels_ : 0;  // lists need none
     const int shift = channels ? sharing() : 0, each = ceil_div(channels, 1 << shift);
-    const auto with = [&](auto kernel) {
-      return launch(kernel, dim3(ceil_div(s.points, kThreads >> shift), 1, images_), kThreads, 0, stream, early, s,
-                    Dense(s, 1), static_cast<const T*>(input.data), input.strides[0], input.strides[1], gradient_, sums,
-                    grad_grid, batch_, channels, plane_sums(), shift, lists_, left_);
-    };
-    return each <= 1   ? with(direct_kernel<T, TAPS, PADDING, 1, SUMS>)
-           : each == 2 ? with(direct_kernel<T, TAPS, PADDING, std::min(U, 2), SUMS>)
-                       : with(direct_kernel<T, TAPS, PADDING, kSpills ? std::min(U, 2) : U, SUMS>);
+    const auto kernel =
+        s.padding == kUsual ? direct_kernel_of<SUMS, kUsual>(each) : direct_kernel_of<SUMS, kAnyPadding>(each);
+    return launch(kernel, dim3(ceil_div(s.points, kThreads >> shift), 1, images_), kThreads, 0, stream, early, s,
+                  Dense(s, 1), static_cast<const T*>(input.data), input.strides[0], input.strides[1], gradient_, sums,
+                  grad_grid, batch_, channels, plane_sums(), shift, lists_, left_);
   }
 
   cudaError_t points() const {
@@ -289,14 +252,9 @@ class Backward : Call {
   Left left_;  // images for the kernels that follow
 };
 
-// With kernels of one type, which are compiled apart: grid_sample_backward_float.cu, _half.cu and _bfloat16.cu.
 template <class T>
-cudaError_t run_backward(const Call& call, int mode) {
-  return dispatch_taps(mode, call.s.axes, [&](auto taps) { return Backward<T, taps()>(call).run(); });
+cudaError_t run_backward(const Call& call) {
+  return with_taps(call.problem.taps, [&](auto taps) { return Backward<T, taps()>(call).run(); });
 }
-
-extern template cudaError_t run_backward<float>(const Call&, int);
-extern template cudaError_t run_backward<__half>(const Call&, int);
-extern template cudaError_t run_backward<__nv_bfloat16>(const Call&, int);
 
 }  // namespace svexport::backward

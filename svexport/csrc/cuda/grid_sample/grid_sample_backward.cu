@@ -1,4 +1,4 @@
-#include "grid_sample/backward_run.cuh"
+#include "grid_sample/backward.cuh"
 #include "grid_sample/launch.h"
 #include "grid_sample/tensors.h"
 
@@ -39,7 +39,7 @@ cudaError_t grid_sample_backward(const Tensor& grad, const Tensor& input, const 
   if (problem.pixels() > INT32_MAX) return cudaErrorNotSupported;
   const Tactic tactic = choose(problem, gpu, forced);
   const Call call{problem, tactic, gpu, grad, input, grad_input, grad_grid, point, s, workspace, stream};
-  return dispatch_float(input.dtype, [&](auto* p) { return run_backward<element_t<decltype(p)>>(call, mode); });
+  return dispatch_float(input.dtype, [&](auto* p) { return run_backward<element_t<decltype(p)>>(call); });
 }
 
 }  // namespace svexport

@@ -25,25 +25,23 @@ cudaError_t sample_int8(const Tensor& input, const Tensor& grid, const Tensor& o
   const Gpu gpu = current_gpu();
   const sampler::Problem problem = sampler::problem_of(input, grid, output, point, sampling.mode, false);
   const sampler::Tactic tactic = choose(problem, gpu, forced);
-  const Launch l = sampler::launch(problem, tactic, gpu);
   const bool points_inside = output.strides[1] != 1;
   const Divider inner(points_inside ? s.points : ceil_of(problem.channels, tactic.chunk));
   return dispatch_float(output.dtype, [&](auto* p) {
     using T = element_t<decltype(p)>;
     const Output<T> to{static_cast<T*>(output.data), output.strides[0], output.strides[1], point, nullptr};
-    return dispatch_taps(sampling.mode, s.axes, [&](auto taps) {
-      const auto with = [&](auto kernel) {
-        return launch_planned(kernel, l, false, stream, s, codes, to, static_cast<int>(problem.images),
-                              static_cast<int>(problem.channels), tactic.chunk, tactic.shift, inner, points_inside);
-      };
+    const auto kernel = with_taps(problem.taps, [&](auto taps) {
       constexpr int TAPS = taps.value;
       if constexpr (TAPS == 4) {
-        if (tactic.width == 16 && s.padding == kZeros) return with(points_kernel<int8_t, T, TAPS, kZeros, 16>);
+        if (tactic.width == 16 && s.padding == kZeros) return points_kernel<int8_t, T, TAPS, kZeros, 16>;
       }
-      return with(tactic.width == 16  ? points_kernel<int8_t, T, TAPS, kAnyPadding, 16>
-                  : tactic.width == 4 ? points_kernel<int8_t, T, TAPS, kAnyPadding, 4>
-                                      : points_kernel<int8_t, T, TAPS, kAnyPadding, 1>);
+      return tactic.width == 16  ? points_kernel<int8_t, T, TAPS, kAnyPadding, 16>
+             : tactic.width == 4 ? points_kernel<int8_t, T, TAPS, kAnyPadding, 4>
+                                 : points_kernel<int8_t, T, TAPS, kAnyPadding, 1>;
     });
+    return launch_planned(kernel, sampler::launch(problem, tactic, gpu), false, stream, s, codes, to,
+                          static_cast<int>(problem.images), static_cast<int>(problem.channels), tactic.chunk,
+                          tactic.shift, inner, points_inside);
   });
 }
 

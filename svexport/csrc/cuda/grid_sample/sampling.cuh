@@ -38,9 +38,11 @@ struct Space {
     slope[axis] = 0.5f * static_cast<float>(align_corners ? pixels - 1 : pixels);
   }
 
-  // From tensors of 4 or 5 dimensions; false if an image is too large for 32-bit offsets.
+  // From tensors of 4 or 5 dimensions; false if an image is too large for 32-bit offsets, or there is no such mode.
   static bool of(const Tensor& input, const Tensor& grid, const Sampling& sampling, Space& s) {
     s.axes = input.rank - 2;
+    const int modes = s.axes == 2 ? 3 : 2;
+    if (sampling.mode < 0 || sampling.mode >= modes) return false;
     s.describe(sampling);
     int64_t extent = 0, points = 1;
     for (int i = 0; i < s.axes; ++i) {
@@ -456,15 +458,10 @@ __device__ __forceinline__ void from_channels_last(const float* __restrict__ fro
   });
 }
 
-// Calls f with the number of taps as a constant.
+// Calls f with the pixels of a point, its problem's `taps`, as a constant.
 template <class F>
-cudaError_t dispatch_taps(int mode, int axes, F&& f) {
-  switch (mode) {
-    case kBilinear: return axes == 2 ? f(Int<4>()) : f(Int<8>());
-    case kNearest: return f(Int<1>());
-    case kBicubic: return axes == 2 ? f(Int<16>()) : cudaErrorNotSupported;
-    default: return cudaErrorNotSupported;
-  }
+auto with_taps(int taps, F&& f) {
+  return with_constant<1, 4, 8, 16>(taps, f);
 }
 
 }  // namespace svexport

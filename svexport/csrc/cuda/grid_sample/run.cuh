@@ -1,0 +1,36 @@
+// Sampling: a call, and how its tactic is launched.
+#pragma once
+
+#include "grid_sample/output.cuh"
+#include "planned.cuh"
+
+namespace svexport::forward {
+
+template <class T>
+struct Call {
+  const sampler::Problem& problem;
+  const sampler::Tactic& tactic;
+  const Gpu& gpu;
+  const Tensor& input;
+  const Space& s;
+  const Output<T>& output;
+  void* workspace;
+  cudaStream_t stream;
+
+  const T* data() const { return static_cast<const T*>(input.data); }
+  int batch() const { return static_cast<int>(problem.images); }
+  int channels() const { return static_cast<int>(problem.channels); }
+  int64_t image() const { return input.strides[0]; }
+  int64_t channel() const { return input.strides[1]; }
+
+  template <class... Parameters, class... Arguments>
+  cudaError_t run(void (*kernel)(Parameters...), const Arguments&... arguments) const {
+    return launch_planned(kernel, sampler::launch(problem, tactic, gpu), false, stream, arguments...);
+  }
+};
+
+// Of planes and sampled, which are compiled apart.
+template <class T>
+cudaError_t run_planes(const Call<T>& call);
+
+}  // namespace svexport::forward
