@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from svexport.exporter.agreement import agree
 from svexport.exporter.borders import ANYWAY
 from svexport.exporter.rounding import Tolerances
 from svexport.progress import phase
-from svexport.tracing.reach import Content, Place, Reached
+from svexport.tracing.reach import Place, Reached
 from svexport.tracing.state import State, random_state, set_random_state
 
 __all__ = ["refuse_counted"]
@@ -30,7 +30,7 @@ CALLS = 200
 """Forwards that are called where what they change cannot be set to what it will be."""
 
 CALLS_OF_LISTS = 20
-"""Likewise where it is but lists that grow, whose lengths can be."""
+"""Likewise where it is but what lists and dicts hold, whose lengths can be."""
 
 LONGEST, MOST_BYTES = 10_000, 2**28
 """Items, and bytes of tensors among them or characters, that are added at most: forward may join them."""
@@ -47,9 +47,9 @@ def refuse_counted(
     """Raises a VerificationError if what forward changes at each call decides what it returns.
 
     A file has it as it is at first. A warm-up, or a key frame every ten, comes after more forwards than are compared.
-    What changes but once is no counter: the size of what is kept, say. Numbers to which each call adds the same, texts
-    and lists that grow by as much, are what they are after many. Of the rest (generators that go on, say) many forwards
-    are called, and of lists, whose items may differ, a few.
+    What changes but once is no counter: the size of what is kept, say. Numbers to which each call adds the same, texts,
+    lists, dicts and sets that grow or shrink by as much, are what they are after many. Of the rest (generators that go
+    on, say) many forwards are called, and of lists and dicts, whose items may differ, a few.
 
     Args:
         held_to: what results may differ by.
@@ -82,7 +82,7 @@ def refuse_counted(
             after.append(reached.again())
         steps = {name: _step(first, after, name) for name in after[1].differing(after[2])}
         counters = {name: step for name, step in steps.items() if step is not None}
-        lists = _growing(after)
+        lists = _growing(after, steps)
         refusal = f"forward changes {', '.join(steps)}, and returns something else"
         way_out = (
             ", which a file cannot. No file was written.\n"
@@ -94,7 +94,7 @@ def refuse_counted(
                 with np.errstate(all="ignore"):
                     places[name].put(places[name].value + step * _fitting(count, step))
             for grown in lists:
-                grown.container.extend(grown.held * _fitting(count, grown.held))
+                grown.go_on(count)
             try:
                 same = agree(expected, computed(), held_to)
             except Exception:  # noqa: BLE001 - a number that the model never has
@@ -111,27 +111,61 @@ def refuse_counted(
         for call in range(calls):
             if not agree(expected, computed(), held_to):
                 raise VerificationError(f"{refusal} at call {call + 1}{way_out}")
-        more = min((_fitting(LONGEST, grown.held) * len(grown.held) for grown in lists), default=0)
-        longer = f", and one with {more:,} items more" if in_lists else ""
+        more = min((abs(grown.step) * grown.fitting(LONGEST) for grown in lists), default=0)
+        longer = f", and one with {more:,} items more or fewer" if in_lists else ""
         return [f"forward changes {', '.join(others)} at each call; {calls} calls return the same{longer}"]
 
 
-def _growing(after: Sequence[Reached]) -> list[Content]:
-    """Lists to which each of the last two calls has added as many items, and those that the last has added."""
-    one, two = ({id(c.container): len(c.held) for c in reached.contents} for reached in after[-3:-1])
+class _Growing(NamedTuple):
+    """A container to which each call adds as many items, or from which it takes them: the last that it had added."""
+
+    name: str
+    container: Any
+    step: int
+    items: list[Any]
+    from_left: bool
+
+    def fitting(self, count: int) -> int:
+        """How many of so many calls may follow at once."""
+        size = sum(item.nbytes for item in self.items if isinstance(item, (Tensor, np.ndarray)))
+        return min(count, LONGEST // abs(self.step), MOST_BYTES // max(size, 1))
+
+    def go_on(self, count: int) -> None:
+        """As it would be after so many calls."""
+        container, many = self.container, self.fitting(count)
+        if self.step < 0:
+            gone = min(-self.step * many, len(container))
+            for key in [*container][:gone] if self.from_left else [*container][len(container) - gone :]:
+                del container[key if isinstance(container, dict) else 0 if self.from_left else -1]
+        elif isinstance(container, dict):
+            container.update((object(), item) for item in self.items * many)
+        elif isinstance(container, set):
+            container.update(object() for _ in range(self.step * many))
+        else:
+            container.extend(self.items * many)
+
+
+def _growing(after: Sequence[Reached], changed: Iterable[str]) -> list[_Growing]:
+    """What grows or shrinks by as much in each of the last two calls."""
+    one, two = ({id(c.container): c.held for c in reached.contents} for reached in after[-3:-1])
     found = []
     for name, container, held in after[-1].contents:
-        before, earlier = two.get(id(container), -1), one.get(id(container), -1)
-        if isinstance(container, (list, deque)) and 0 <= earlier < before and len(held) - before == before - earlier:
-            found.append(Content(name, container, list(held)[before:]))
+        before, earlier = two.get(id(container)), one.get(id(container))
+        if before is None or earlier is None or not isinstance(container, (list, deque, dict, set)):
+            continue
+        step = len(held) - len(before)
+        if step == 0 or step != len(before) - len(earlier) or (step < 0 and isinstance(container, set)):
+            continue
+        if isinstance(container, dict) and not any(other.startswith(f"{name}[") for other in changed):
+            continue  # attributes of an object
+        items = [*held.values()] if isinstance(held, dict) else [*held]
+        from_left = step < 0 and bool(items) and next(iter(held)) is not next(iter(before))
+        found.append(_Growing(name, container, step, items[len(before) :], from_left))
     return found
 
 
 def _fitting(count: int, step: Any) -> int:
-    """How often what grows can be made longer, of so many times."""
-    if isinstance(step, list):
-        size = sum(item.nbytes for item in step if isinstance(item, (Tensor, np.ndarray)))
-        return min(count, LONGEST // len(step), MOST_BYTES // max(size, 1))
+    """How often a text can be made longer, of so many times."""
     return min(count, MOST_BYTES // len(step)) if isinstance(step, (str, bytes)) else count
 
 
@@ -158,11 +192,11 @@ def _step(first: Mapping[str, Place], after: Sequence[Reached], name: str) -> An
 def _counts(
     first: Mapping[str, Place],
     counters: Mapping[str, Any],
-    lists: Sequence[Content],
+    lists: Sequence[_Growing],
     numbers: Callable[[], Iterable[float]],
 ) -> Iterable[int]:
     """Those of :data:`COUNTS`, and after which a number or a length is one of the user's, or will be with the next."""
-    lengths = [(len(grown.container), len(grown.held)) for grown in lists]
+    lengths = [(len(grown.container), grown.step) for grown in lists]
     for name, step in counters.items():
         value = first[name].value
         if isinstance(value, (str, bytes)):

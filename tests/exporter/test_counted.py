@@ -225,6 +225,38 @@ def test_lists_and_texts_are_made_long(text: bool, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+class Holds(nn.Module):
+    """Goes by how much a container has, which each call changes."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.sizes, self.waiting = how, {0: 0}, deque(range(1000))
+        self.left, self.seen = {str(i): i for i in range(1000)}, {0}
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "dict":
+            self.sizes[len(self.sizes)] = x.shape[0]
+            return x * 2 if len(self.sizes) < 1000 else x * 3
+        if self.how == "set":
+            self.seen.add(len(self.seen))
+            return x * 2 if len(self.seen) < 1000 else x * 3
+        if self.how == "last":
+            self.left.popitem()
+            return x * 2 if len(self.left) > 500 else x * 3
+        self.waiting.popleft() if self.how == "first" else self.waiting.pop()
+        ends = self.waiting[0] < 500 and self.waiting[-1] > 499
+        return x * 2 if ends else x * 3
+
+
+@pytest.mark.parametrize("how", ["dict", "set", "last", "first", "pop"])
+def test_what_containers_hold_is_many_or_few(how: str, tmp_path: Path) -> None:
+    model = Holds(how)
+    with pytest.raises(svexport.VerificationError, match=r"something else once that is \d+ more"):
+        svexport.export(model, torch.rand(2, 3), tmp_path / "m.onnx", opset=18)
+    assert (model.sizes, model.seen) == ({0: 0}, {0})
+    assert [*model.waiting] == [*model.left.values()] == [*range(1000)]
+
+
 def test_lists_of_tensors_are_not_made_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counted, "MOST_BYTES", 2**16)
 
