@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import enum
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import TypeVar
 
@@ -25,6 +25,7 @@ from svexport.advise.torch_names import (
 __all__ = ["Class", "File", "Function", "Reach", "is_tensor_annotation", "tensors_of_annotation"]
 
 Node = TypeVar("Node", bound=ast.AST)
+Value = TypeVar("Value")
 _DEPTH = 20  # of names of layers that stand for others
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 # Begins of names of what prepares a model, or shows it.
@@ -72,6 +73,8 @@ class File:
                 function.owner.methods[function.name] = function
         for cls in self.classes.values():
             cls.settle()
+        for cls in self.classes.values():
+            cls.settle_set_up()
         for function in self.functions:  # outer ones come first
             function.settle()
 
@@ -146,19 +149,25 @@ class Class:
     @cached_property
     def bases(self) -> list[str]:
         """Dotted names of its bases, those of local bases included."""
-        names: list[str] = []
-        pending = [self]
-        seen = {self}
-        while pending:
-            for base in pending.pop().node.bases:
-                name = self.file.qualified(base.value if isinstance(base, ast.Subscript) else base)
-                local = self.file.classes.get(name or "")
-                if local is not None and local not in seen:
-                    seen.add(local)
-                    pending.append(local)
-                if name is not None:
-                    names.append(name)
-        return names
+        return [name for cls in self.line for name in cls._named]
+
+    @cached_property
+    def _named(self) -> list[str]:
+        names = [self.file.qualified(b.value if isinstance(b, ast.Subscript) else b) for b in self.node.bases]
+        return [name for name in names if name is not None]
+
+    @cached_property
+    def line(self) -> list[Class]:
+        """Itself, then its bases of this file, nearest first."""
+        line = [self]
+        for cls in line:
+            local = [self.file.classes[name] for name in cls._named if name in self.file.classes]
+            line += [base for base in local if base not in line]
+        return line
+
+    def method(self, name: str) -> Function | None:
+        """The method that ``self.name`` is, a base's included."""
+        return next((cls.methods[name] for cls in self.line if name in cls.methods), None)
 
     @cached_property
     def is_module(self) -> bool:
@@ -166,7 +175,7 @@ class Class:
         if any(name.endswith("autograd.Function") or name == "Function" for name in self.bases):
             return False
         return any(name.rpartition(".")[2].endswith(MODULE_BASES) for name in self.bases) or (
-            self.bases not in ([], ["object"]) and "forward" in self.methods
+            self.bases not in ([], ["object"]) and self.method("forward") is not None
         )
 
     @cached_property
@@ -196,15 +205,47 @@ class Class:
                         found.setdefault(part.attr, []).append(value)
         return found
 
+    def _inherited(self, own: Callable[[Class], dict[str, Value]]) -> dict[str, Value]:
+        """What a class and its bases say of attributes, each by the first that assigns it."""
+        found: dict[str, Value] = {}
+        known: set[str] = set()
+        for cls in self.line:
+            found |= {name: value for name, value in own(cls).items() if name.removeprefix("self.") not in known}
+            known |= cls._assigned.keys()
+        return found
+
     @cached_property
     def attributes(self) -> dict[str, ast.expr]:
         """What ``self.name`` is, where ``__init__`` assigns it once: ``{"conv": <nn.Conv2d(...)>}``."""
-        return {name: values[0] for name, values in self._assigned.items() if len(values) == 1}
+        return self._inherited(lambda cls: {name: v[0] for name, v in cls._assigned.items() if len(v) == 1})
+
+    @cached_property
+    def settled(self) -> frozenset[str]:
+        """Attributes that ``__init__`` assigns, and no other method."""
+        changed = {
+            node.attr
+            for cls in self.line
+            for method in cls.methods.values()
+            for node in (method.every(ast.Attribute) if method.name != "__init__" else ())
+            if isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name) and node.value.id == "self"
+        }
+        return frozenset(name for cls in self.line for name in cls._assigned) - changed
+
+    @cached_property
+    def tensors(self) -> frozenset[str]:
+        """Attributes that are given a tensor: an argument of ``__init__`` that is annotated as one."""
+        return frozenset(name for cls in self.line for name in cls._given_tensors) & self.settled
+
+    @cached_property
+    def _given_tensors(self) -> set[str]:
+        init = self.methods.get("__init__")
+        given = {p.arg for p in init.parameters if is_tensor_annotation(p.annotation, self.file)} if init else set()
+        return {n for n, v in self._assigned.items() if all(isinstance(x, ast.Name) and x.id in given for x in v)}
 
     def default(self, attribute: str) -> ast.expr | None:
         """What ``self.attribute`` is, or has by default where an argument of ``__init__`` gives it."""
         value = self.attributes.get(attribute)
-        init = self.methods.get("__init__")
+        init = next((cls.methods.get("__init__") for cls in self.line if attribute in cls._assigned), None)
         if init is None or not isinstance(value, ast.Name):
             return value
         a = init.node.args
@@ -219,11 +260,15 @@ class Class:
 
         That of ``nn.Sequential`` is one that makes the same kind of tensor.
         """
-        return {f"self.{name}": found for name, v in self._assigned.items() if (found := self._of_all(v))}
+        return self._inherited(lambda cls: {f"self.{n}": f for n, v in cls._assigned.items() if (f := cls._of_all(v))})
 
     @cached_property
     def items(self) -> dict[str, list[str]]:
         """The same of what ``self.name`` is a list of."""
+        return self._inherited(lambda cls: cls._own_items)
+
+    @cached_property
+    def _own_items(self) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
         for name, values in self._assigned.items():
             parts = [part for value in values for part in self._parts(value)]
@@ -289,6 +334,10 @@ class Class:
     @cached_property
     def buffers(self) -> dict[str, ast.expr | None]:
         """Its buffers and parameters by name, with what they are made of, if that is one thing."""
+        return self._inherited(lambda cls: cls._own_buffers)
+
+    @cached_property
+    def _own_buffers(self) -> dict[str, ast.expr | None]:
         found: dict[str, ast.expr | None] = {}
         for name, values in self._assigned.items():
             if all((self._called(v) or "").rpartition(".")[2] == "Parameter" for v in values):
@@ -307,32 +356,28 @@ class Class:
         return self.file.qualified(node.func) if isinstance(node, ast.Call) else None
 
     def settle(self) -> None:
-        """Finds which methods a forward reaches."""
+        """Finds which methods a forward reaches, those of its bases in this file included."""
         if not self.is_module:
             return
-        pending = [name for name in self.methods if name == "forward" or name.startswith("forward_")]
+        names = {name for cls in self.line for name in cls.methods}
+        pending = [name for name in names if name == "forward" or name.startswith("forward_")]
+        seen: set[str] = set()
         while pending:
             name = pending.pop()
-            if name in self.reached or name not in self.methods:
-                continue
-            self.reached.add(name)
-            pending += self._mentioned(name)
-        pending = ["__init__"]  # what only set-up calls is part of it
+            method = self.method(name)
+            if name not in seen and method is not None and method.owner is not None:
+                seen.add(name)
+                method.owner.reached.add(name)
+                pending += method.mentioned()
+
+    def settle_set_up(self) -> None:
+        """Finds what only set-up calls, which is part of it."""
+        pending = ["__init__"] if self.is_module else []
         while pending:
             name = pending.pop()
             if name not in self.set_up and name in self.methods and name not in self.reached:
                 self.set_up.add(name)
-                pending += self._mentioned(name)
-
-    def _mentioned(self, name: str) -> list[str]:
-        """What a method takes from ``self``, but for what it does once or in training only."""
-        method = self.methods[name]
-        return [
-            node.attr
-            for node in method.every(ast.Attribute)
-            if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
-            if not method.guarded(node) and not method.is_kept(node)
-        ]
+                pending += self.methods[name].mentioned()
 
 
 class Function:
@@ -369,6 +414,15 @@ class Function:
         """The function's own, positional ones first, without ``*args`` and ``**kwargs``."""
         a = self.node.args
         return [*a.posonlyargs, *a.args, *a.kwonlyargs]
+
+    def mentioned(self) -> list[str]:
+        """What a method takes from ``self``, but for what it does once or in training only."""
+        return [
+            node.attr
+            for node in self.every(ast.Attribute)
+            if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            if not self.guarded(node) and not self.is_kept(node)
+        ]
 
     @cached_property
     def may_be_reached(self) -> bool:

@@ -366,11 +366,12 @@ class Kinds:
         if owner is None:
             return None
         attribute = name.removeprefix("self.")
-        if name.startswith("self.") and attribute in owner.methods:
-            return owner.methods[attribute]
+        method = owner.method(attribute) if name.startswith("self.") else None
+        if method is not None:
+            return method
         classes = {self.file.classes.get(c) for c in self.layers(call.func)}
         (only,) = classes if len(classes) == 1 else (None,)
-        return only.methods.get("forward") if only is not None else None
+        return only.method("forward") if only is not None else None
 
     def _called(self, call: ast.Call) -> Kinds | None:
         target = self.target(call)
@@ -467,6 +468,8 @@ class Kinds:
         call = self.call(node)
         if call is None:
             return None
+        if call.name in ("max", "min") and integer(call.get(0, "dim")) is None:  # of all, or of two tensors
+            return Kind.TENSOR if self.is_tensor(call.input) else None
         if call.name in SEVERAL:
             return Kind.TENSORS if not call.is_method or self.is_tensor(call.input) else None
         if not call.is_method:
@@ -485,9 +488,12 @@ class Kinds:
             return Kind.SHAPE if not self._is_foreign(node.value) else None
         if node.attr in ("T", "mT", "data", "real", "imag", "grad", "H"):
             return self.kind(node.value)
+        if node.attr in ("values", "indices"):
+            call = self.call(self.value_of(node.value))
+            return Kind.TENSOR if call is not None and call.name in SEVERAL and self.kind(call.node) else None
         owner = self.function.owner
         if owner is not None and isinstance(node.value, ast.Name) and node.value.id == "self":
-            return Kind.TENSOR if node.attr in owner.buffers else None
+            return Kind.TENSOR if node.attr in owner.buffers or node.attr in owner.tensors else None
         return Kind.TENSOR if node.attr in ("weight", "bias") and self.layers(node.value) else None
 
     def _is_foreign(self, node: ast.AST) -> bool:

@@ -298,7 +298,7 @@ def _made(scope: Scope, value: ast.expr | None) -> str | None:
         return "result"
     owner = scope.function.owner
     name = scope.file.qualified(value.func.value if isinstance(value.func, ast.Subscript) else value.func) or ""
-    own = name.startswith("self.") and owner is not None and name.removeprefix("self.") not in owner.methods
+    own = name.startswith("self.") and owner is not None and owner.method(name.removeprefix("self.")) is None
     return "result" if own and name.count(".") == 1 else None
 
 
