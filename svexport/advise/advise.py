@@ -230,6 +230,7 @@ def _reach_given(scopes: dict[Function, Scope]) -> bool:
             if helper is None or helper.owner is not None or not helper.may_be_reached:
                 continue
             given = helper.reach is Reach.TENSORS or any(map(scope.is_tensor, call.args))
+            given |= function.reach is Reach.FORWARD and helper.takes_axes  # no arrays of numpy are there
             if given and not function.guarded(call):
                 helper.reach = max(helper.reach, function.reach)
     return before != [function.reach for function in scopes]

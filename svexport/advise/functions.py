@@ -8,21 +8,21 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import TypeVar
 
+from svexport.advise.annotations import is_tensor_annotation, tensors_of_annotation
+from svexport.advise.guards import excuses
 from svexport.advise.source import Source
 from svexport.advise.torch_names import (
     ACTIVATIONS,
     DATA_CLASSES,
-    LABELS,
     METHODS,
     MODULE_BASES,
     RANKS,
     SAME_RANK,
-    TRACING,
     TRAINING_CLASSES,
     UNMISTAKABLE,
 )
 
-__all__ = ["Class", "File", "Function", "Reach", "is_tensor_annotation", "tensors_of_annotation"]
+__all__ = ["Class", "File", "Function", "Reach", "is_of_axes"]
 
 Node = TypeVar("Node", bound=ast.AST)
 Value = TypeVar("Value")
@@ -239,7 +239,11 @@ class Class:
     @cached_property
     def _given_tensors(self) -> set[str]:
         init = self.methods.get("__init__")
-        given = {p.arg for p in init.parameters if is_tensor_annotation(p.annotation, self.file)} if init else set()
+        given = (
+            {p.arg for p in init.parameters if is_tensor_annotation(p.annotation, self.file.qualified)}
+            if init
+            else set()
+        )
         return {n for n, v in self._assigned.items() if all(isinstance(x, ast.Name) and x.id in given for x in v)}
 
     def default(self, attribute: str) -> ast.expr | None:
@@ -429,6 +433,15 @@ class Function:
         """Whether its name, decorators or class do not say that it is set-up, training or data."""
         return not (self._is_set_up() or self._is_left_out() or (self.owner is not None and self.owner.is_data))
 
+    @cached_property
+    def takes_axes(self) -> bool:
+        """Whether it takes something apart along axes: ``x[..., :2]``, ``x[:, 0]``."""
+        given = {p.arg for p in self.parameters}
+        return any(
+            isinstance(node.value, ast.Name) and node.value.id in given and is_of_axes(node.slice)
+            for node in self.all(ast.Subscript)
+        )
+
     def settle(self) -> None:
         """Decides on ``reach``."""
         if self.parent is not None:
@@ -460,7 +473,10 @@ class Function:
 
     def _takes_tensors(self) -> bool:
         annotations = [p.annotation for p in self.parameters if p.annotation is not None]
-        if any(is_tensor_annotation(a, self.file) or tensors_of_annotation(a, self.file) for a in annotations):
+        if any(
+            is_tensor_annotation(a, self.file.qualified) or tensors_of_annotation(a, self.file.qualified)
+            for a in annotations
+        ):
             return True
         if self._is_without_gradients():
             return True
@@ -541,7 +557,7 @@ class Function:
                 if child is parent.test:
                     continue
                 body = parent.body if isinstance(parent.body, list) else [parent.body]
-                if _excuses(parent.test, child in body):
+                if excuses(parent.test, child in body):
                     return True
         return False
 
@@ -560,75 +576,12 @@ class Function:
         return node
 
 
-def _excuses(test: ast.expr, in_body: bool) -> bool:
-    words = {n.attr for n in ast.walk(test) if isinstance(n, ast.Attribute)}
-    words |= {n.id for n in ast.walk(test) if isinstance(n, ast.Name)}
-    if words & TRACING:
-        return True
-    negated = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
-    if any("loss" in word for word in words) and in_body:
-        return True
-    if "training" in words:
-        return in_body != negated
-    for node in ast.walk(test):
-        if isinstance(node, ast.Compare) and isinstance(node.comparators[0], ast.Constant):
-            if isinstance(node.ops[0], ast.IsNot) and in_body and _last_name(node.left).endswith(LABELS):
-                return True
-            # A cache that is filled once.
-            if isinstance(node.ops[0], ast.Is) and in_body and isinstance(node.left, ast.Attribute):
-                return True
-    return False
-
-
-def _last_name(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
-
-
 def _place(node: ast.AST) -> tuple[int, int]:
     return getattr(node, "lineno", 0), getattr(node, "col_offset", 0)
 
 
-def is_tensor_annotation(node: ast.AST | None, file: File) -> bool:
-    """Whether an annotation says one tensor, or None: ``Tensor``, ``Tensor | None``, ``Optional[Tensor]``."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        try:
-            node = ast.parse(node.value[:200], mode="eval").body
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return False
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
-        sides = [side for side in (node.left, node.right) if not _is_none(side)]
-        return bool(sides) and all(is_tensor_annotation(side, file) for side in sides)
-    if isinstance(node, ast.Subscript):
-        name = (file.qualified(node.value) or "").rpartition(".")[2]
-        if name == "Optional":
-            return is_tensor_annotation(node.slice, file)
-        if name == "Annotated" and isinstance(node.slice, ast.Tuple):
-            return is_tensor_annotation(node.slice.elts[0], file)
-        if name == "Union":
-            parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-            parts = [part for part in parts if not _is_none(part)]
-            return bool(parts) and all(is_tensor_annotation(part, file) for part in parts)
-        return False
-    if not isinstance(node, (ast.Name, ast.Attribute)):
-        return False
-    name = file.qualified(node) or ""
-    return name.rpartition(".")[2] in _TENSOR_TYPES and not name.startswith(("tensorflow", "tf.", "jax"))
-
-
-_TENSOR_TYPES = {"Tensor", *(f"{kind}Tensor" for kind in ("Float", "Long", "Bool", "Int", "Half", "Double", "Byte"))}
-
-
-def tensors_of_annotation(node: ast.AST, file: File) -> bool:
-    """Whether an annotation says several tensors: ``list[Tensor]``, ``Tuple[Tensor, Tensor]``, ``Sequence[Tensor]``."""
-    if not isinstance(node, ast.Subscript):
-        return False
-    name = (file.qualified(node.value) or "").rpartition(".")[2]
-    parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-    parts = [part for part in parts if not (isinstance(part, ast.Constant) and part.value is Ellipsis)]
-    if name not in ("list", "List", "tuple", "Tuple", "Sequence", "Iterable"):
-        return False
-    return bool(parts) and all(is_tensor_annotation(part, file) for part in parts)
-
-
-def _is_none(node: ast.AST) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None
+def is_of_axes(index: ast.expr) -> bool:
+    """``[..., :2]``, ``[:, None]``: of what has axes."""
+    items = index.elts if isinstance(index, ast.Tuple) else [index]
+    several = len(items) > 1 and any(isinstance(item, ast.Slice) for item in items)
+    return several or any(isinstance(item, ast.Constant) and item.value is Ellipsis for item in items)

@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+from svexport.advise.annotations import is_tensor_annotation, tensors_of_annotation
 from svexport.advise.flow import Binding, Flow
-from svexport.advise.functions import File, Function, Reach, is_tensor_annotation, tensors_of_annotation
+from svexport.advise.functions import File, Function, Reach, is_of_axes
 from svexport.advise.torch_names import (
     ELEMENTWISE_LAYERS,
     FUNCTIONS,
@@ -335,9 +336,9 @@ class Kinds:
         parameter = binding.parameter
         assert parameter is not None
         if parameter.annotation is not None:
-            if is_tensor_annotation(parameter.annotation, self.file):
+            if is_tensor_annotation(parameter.annotation, self.file.qualified):
                 return Kind.TENSOR
-            return Kind.TENSORS if tensors_of_annotation(parameter.annotation, self.file) else None
+            return Kind.TENSORS if tensors_of_annotation(parameter.annotation, self.file.qualified) else None
         name = parameter.arg
         if any(self._asks_for_type(call, name) for call in self.function.all(ast.Call)):
             return None
@@ -399,7 +400,7 @@ class Kinds:
 
     def _kind_returned(self, index: int | None) -> Kind | None:
         annotation = self.function.node.returns
-        if annotation is not None and index is None and is_tensor_annotation(annotation, self.file):
+        if annotation is not None and index is None and is_tensor_annotation(annotation, self.file.qualified):
             return Kind.TENSOR
         kinds = set()
         for node in self.function.all(ast.Return):
@@ -438,7 +439,7 @@ class Kinds:
                 return any(k.arg == "dim" for k in call.keywords)  # type: ignore[attr-defined]
             return called and parent.attr in methods - {"type", "take"}
         if isinstance(parent, ast.Subscript) and parent.value is use:
-            return in_forward and _is_of_axes(parent.slice)
+            return in_forward and is_of_axes(parent.slice)
         if not in_forward or not isinstance(parent, ast.Call) or parent.args[:1] != [use]:
             return False
         name = self.file.qualified(parent.func) or ""
@@ -526,13 +527,6 @@ def argument(function: Function, call: ast.Call, name: str) -> ast.expr | None:
     given = call.args[: names.index(name) + 1] if name in names else []
     whole = name in names and len(given) > names.index(name) and not any(isinstance(a, ast.Starred) for a in given)
     return given[-1] if whole else None
-
-
-def _is_of_axes(index: ast.expr) -> bool:
-    """``[..., :2]``, ``[:, None]``: of what has axes."""
-    items = index.elts if isinstance(index, ast.Tuple) else [index]
-    several = len(items) > 1 and any(isinstance(item, ast.Slice) for item in items)
-    return several or any(isinstance(item, ast.Constant) and item.value is Ellipsis for item in items)
 
 
 def integer(node: ast.AST | None) -> int | None:

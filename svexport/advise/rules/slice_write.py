@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Iterator
-from itertools import product
+from itertools import pairwise, product
 
 from svexport.advise.flow import Binding
 from svexport.advise.functions import Reach
@@ -47,7 +47,8 @@ def find(scope: Scope) -> Iterator[Found]:
         in_loop |= made != "result" and all(_is_gathered(scope, place) for place in places)
         if made == "copy" and not in_loop and len(_numbers(places[0])) > 1:
             continue  # a few elements of a matrix, whose others stay
-        if in_loop or _are_parts(scope, places) or (in_forward and _are_ranges(places)):
+        ranges = _are_ranges(places) and (in_forward or (made == "new" and _is_whole_axis(places)))
+        if in_loop or _are_parts(scope, places) or ranges:
             better = "put its parts together, by `torch.stack`, `torch.cat` or `F.pad`"
             yield Found(scope.function.statement(places[0]), f"`{name}` is written into slice by slice: {better}")
 
@@ -102,8 +103,9 @@ def _are_rows_of_loop(scope: Scope, places: list[ast.Subscript]) -> bool:
 
     Along other axes a part may be padded, and written in both branches of a test: ``y[:, :c, d, :, d:] = ...``.
     """
-    names = {item.id for item in _items(places[0].slice) if isinstance(item, ast.Name)}
-    loops = [loop for loop in _loops(scope, places[0]) if _counter(loop) & names]
+    around = _loops(scope, places[0])
+    names = {name for item in _items(places[0].slice) for name in _counting(scope, item, around)}
+    loops = [loop for loop in around if _counter(loop) & names]
     if not loops or any(loops[-1] not in _loops(scope, place) for place in places):
         return False
     nodes = [node for statement in loops[-1].body for node in ast.walk(statement)]
@@ -114,8 +116,9 @@ def _are_rows_of_loop(scope: Scope, places: list[ast.Subscript]) -> bool:
     rows = set()
     for place in places:
         items = [(i, item) for i, item in enumerate(_items(place.slice)) if not _is_all(item)]
-        counted = [(i, item.id) for i, item in items if isinstance(item, ast.Name) and item.id in counters]
-        parts = [item for _, item in items if not isinstance(item, ast.Name) or item.id not in counters]
+        found = [(i, item, _counting(scope, item, loops)) for i, item in items]
+        counted = [(i, name) for i, _, of in found for name in of if name in counters]
+        parts = [item for _, item, of in found if not of]
         begins = all(isinstance(part, ast.Slice) and part.lower is None and part.step is None for part in parts)
         of_two = begins and len(places) == 1 and len(loops) > 1
         if not of_two and not all(_is_padded(part, inside) for part in parts):
@@ -139,6 +142,33 @@ def _counter(loop: ast.For) -> set[str]:
     if name == "enumerate" and isinstance(target, ast.Tuple):
         target = target.elts[0]
     return {target.id} if name in ("range", "enumerate") and isinstance(target, ast.Name) else set()
+
+
+def _counting(scope: Scope, item: ast.expr, loops: list[ast.For]) -> list[str]:
+    """Counters of which an index goes through all: ``i``, ``i * n + j`` of n rounds, or what counts them all."""
+    if isinstance(item, ast.Name):
+        counters = [name for loop in loops for name in _counter(loop)]
+        return [item.id] if item.id in counters else counters if _runs(scope, item, loops) else []
+    if not isinstance(item, ast.BinOp) or not isinstance(item.op, ast.Add) or not isinstance(item.left, ast.BinOp):
+        return []
+    outer, size, inner = item.left.left, item.left.right, item.right
+    if not isinstance(item.left.op, ast.Mult) or not isinstance(outer, ast.Name) or not isinstance(inner, ast.Name):
+        return []
+    for loop in loops:
+        if _counter(loop) == {inner.id} and isinstance(loop.iter, ast.Call) and len(loop.iter.args) == 1:
+            return [outer.id, inner.id] if ast.dump(loop.iter.args[0]) == ast.dump(size) else []
+    return []
+
+
+def _runs(scope: Scope, item: ast.Name, loops: list[ast.For]) -> bool:
+    """Whether it begins at 0 before the loops, and each round of the innermost ends by adding 1 to it."""
+    steps = [b.statement for b in scope.bindings.get(item.id, [])]
+    if len(steps) != 2 or not loops or not all(_counter(loop) for loop in loops):
+        return False
+    first, step = steps if isinstance(steps[1], ast.AugAssign) else steps[::-1]
+    begins = isinstance(first, ast.Assign) and integer(first.value) == 0 and first.lineno < loops[-1].lineno
+    adds = isinstance(step, ast.AugAssign) and isinstance(step.op, ast.Add) and integer(step.value) == 1
+    return begins and adds and step in loops[0].body
 
 
 def _is_padded(item: ast.expr, inside: set[str]) -> bool:
@@ -254,6 +284,16 @@ def _are_ranges(places: list[ast.Subscript]) -> bool:
     return any(ranges) and all(r or integer(p[axis]) is not None for r, p in zip(ranges, parts, strict=True))
 
 
+def _is_whole_axis(places: list[ast.Subscript]) -> bool:
+    """Whether ranges of one axis are all of it: ``y[:, :k]`` and ``y[:, k:]``."""
+    parts = [[item for item in _items(place.slice) if not _is_all(item)] for place in places]
+    if not all(len(part) == 1 and isinstance(part[0], ast.Slice) for part in parts):
+        return False
+    ends = [(part[0].lower, part[0].upper) for part in parts]  # type: ignore[attr-defined]
+    joined = [a[1] and b[0] and ast.dump(a[1]) == ast.dump(b[0]) for a, b in pairwise(ends)]
+    return len(ends) > 1 and ends[0][0] is None and ends[-1][1] is None and all(joined)
+
+
 def _is_shift(item: ast.expr) -> bool:
     """``1:`` or ``:-1``."""
     if not isinstance(item, ast.Slice) or item.step is not None or (item.lower is None) == (item.upper is None):
@@ -279,11 +319,10 @@ def _made(scope: Scope, value: ast.expr | None) -> str | None:
 
     None of what may be a view of something else, which a write was meant for.
     """
+    value = _unshaped(scope, value)
     if isinstance(value, ast.BinOp):
         return "result" if scope.is_tensor(value) else None
     call = scope.call(value) if value is not None else None
-    while call is not None and call.is_method and call.name in _SHAPED:
-        value, call = call.input, scope.call(call.input)
     if call is not None and call.name in (NEW_CREATORS if call.is_method else (CREATORS | LIKE_CREATORS) - {"full"}):
         return "new"
     if call is not None and call.name == "clone":
@@ -300,6 +339,19 @@ def _made(scope: Scope, value: ast.expr | None) -> str | None:
     name = scope.file.qualified(value.func.value if isinstance(value.func, ast.Subscript) else value.func) or ""
     own = name.startswith("self.") and owner is not None and owner.method(name.removeprefix("self.")) is None
     return "result" if own and name.count(".") == 1 else None
+
+
+def _unshaped(scope: Scope, value: ast.expr | None) -> ast.expr | None:
+    """What is given another form, through names that are used for nothing else."""
+    while value is not None:
+        call, binding = scope.call(value), scope.definition(value)
+        if call is not None and call.is_method and call.name in _SHAPED:
+            value = call.input
+        elif binding is not None and len(binding.uses) == 1 and scope.value_of(value) is not value:
+            value = binding.value
+        else:
+            break
+    return value
 
 
 RULE = Rule(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from svexport.advise.kinds import Kind, argument, integer
 from svexport.advise.rule import Found, Rule, Scope
+from svexport.advise.sizes import is_first_size
 from svexport.advise.torch_names import FUNCTIONS, METHODS
 
 __all__ = ["RULE"]
@@ -89,7 +90,7 @@ def _computes(scope: Scope, loop: ast.AST, target: ast.expr) -> bool:
 
 def _indexed(scope: Scope, loop: ast.AST, size: ast.expr, index: str) -> str | None:
     """The tensor whose rows are taken by number, of as many as some tensor has."""
-    if not _is_first_size(scope, size):
+    if not is_first_size(scope, size):
         return None
     for node in ast.walk(loop):
         if not isinstance(node, ast.Subscript) or not isinstance(node.ctx, ast.Load):
@@ -98,34 +99,6 @@ def _indexed(scope: Scope, loop: ast.AST, size: ast.expr, index: str) -> str | N
         if isinstance(first, ast.Name) and first.id == index and scope.is_tensor(node.value):
             return ast.unparse(node.value)
     return None
-
-
-def _is_first_size(scope: Scope, size: ast.expr) -> bool:
-    """Whether it is ``len(x)``, ``x.shape[0]`` or ``x.size(0)`` of a tensor, or a name for that."""
-    binding = scope.definition(size)
-    if binding is not None and binding.item:
-        return binding.index == 0 and binding.value is not None and _is_shape(scope, binding.value)
-    size = scope.value_of(size)
-    if isinstance(size, ast.Call) and isinstance(size.func, ast.Name) and size.func.id == "len" and size.args:
-        return scope.is_tensor(size.args[0])
-    if isinstance(size, ast.Subscript) and integer(size.slice) == 0:
-        return _is_shape(scope, size.value)
-    call = scope.call(size)
-    first = call is not None and call.name == "size" and len(call.arguments) == 1 and integer(call.arguments[0]) == 0
-    return first and scope.is_tensor(call.input)  # type: ignore[union-attr]
-
-
-def _is_shape(scope: Scope, node: ast.expr) -> bool:
-    """Whether it is all of a tensor's sizes, from the first on."""
-    if scope.kind(node) is not Kind.SHAPE:
-        return False
-    if isinstance(node, ast.Subscript):
-        whole = isinstance(node.slice, ast.Slice) and node.slice.lower is None and node.slice.step is None
-        return whole and _is_shape(scope, node.value)
-    if isinstance(node, ast.Attribute):
-        return scope.is_tensor(node.value)
-    call = scope.call(node)
-    return call is not None and scope.is_tensor(call.input)
 
 
 def _is_carried(scope: Scope, loop: ast.For) -> bool:
@@ -190,7 +163,23 @@ def _picks(scope: Scope, node: ast.AST) -> bool:
         return isinstance(scope.value_of(node), ast.Compare) or any(
             word in node.id for word in ("mask", "keep", "valid")
         )
-    return isinstance(node, (ast.Compare, ast.Subscript))
+    return isinstance(node, ast.Compare) or (isinstance(node, ast.Subscript) and not _is_position(scope, node))
+
+
+def _is_position(scope: Scope, node: ast.expr) -> bool:
+    """Whether it is one position of those that ``argmax``, ``topk`` or ``sort`` found: each row picks as many."""
+    while isinstance(node, (ast.Subscript, ast.Attribute, ast.Name)):
+        value = scope.value_of(node)
+        if value is node and isinstance(node, ast.Name):
+            binding = scope.definition(node)
+            taken = binding is not None and binding.item and binding.index == 1 and binding.value is not None
+            call = scope.call(binding.value) if taken else None  # type: ignore[union-attr, arg-type]
+            return call is not None and call.name in ("max", "min", "topk", "sort")
+        if isinstance(node, ast.Attribute) and node.attr != "indices":
+            return False
+        node = value if value is not node else node.value  # type: ignore[union-attr]
+    call = scope.call(node)
+    return call is not None and call.name in ("argmax", "argmin", "argsort", "topk", "sort", "max", "min")
 
 
 def _raises(statement: ast.If) -> bool:
