@@ -215,13 +215,19 @@ class Class:
         return found
 
     @cached_property
+    def constants(self) -> dict[str, ast.expr]:
+        """What is assigned in the body of the class: ``MEAN = [0.485, 0.456, 0.406]``."""
+        assigned = [n for cls in reversed(self.line) for n in cls.node.body if isinstance(n, ast.Assign)]
+        return {t.id: node.value for node in assigned for t in node.targets if isinstance(t, ast.Name)}
+
+    @cached_property
     def attributes(self) -> dict[str, ast.expr]:
         """What ``self.name`` is, where ``__init__`` assigns it once: ``{"conv": <nn.Conv2d(...)>}``."""
         return self._inherited(lambda cls: {name: v[0] for name, v in cls._assigned.items() if len(v) == 1})
 
     @cached_property
     def settled(self) -> frozenset[str]:
-        """Attributes that ``__init__`` assigns, and no other method."""
+        """Attributes that ``__init__`` or the class itself assigns, and no other method."""
         changed = {
             node.attr
             for cls in self.line
@@ -229,7 +235,7 @@ class Class:
             for node in (method.every(ast.Attribute) if method.name != "__init__" else ())
             if isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name) and node.value.id == "self"
         }
-        return frozenset(name for cls in self.line for name in cls._assigned) - changed
+        return frozenset(self.constants).union(*(cls._assigned for cls in self.line)) - changed
 
     @cached_property
     def tensors(self) -> frozenset[str]:
@@ -584,4 +590,4 @@ def is_of_axes(index: ast.expr) -> bool:
     """``[..., :2]``, ``[:, None]``: of what has axes."""
     items = index.elts if isinstance(index, ast.Tuple) else [index]
     several = len(items) > 1 and any(isinstance(item, ast.Slice) for item in items)
-    return several or any(isinstance(item, ast.Constant) and item.value is Ellipsis for item in items)
+    return several or any(isinstance(item, ast.Constant) and item.value in (None, Ellipsis) for item in items)

@@ -343,7 +343,9 @@ def _of_call(scope: Scope, node: ast.Call, depth: int) -> Shape:
             before = shape(scope, node.args[0], depth)
             last = {-1, before.rank - 1 if before.rank is not None else -1}
             return Shape(before.ones - last if layers == ["torch.nn.Linear"] else before.ones, before.rank)
-        return _UNKNOWN
+        return _of_returned(scope, node, depth)
+    if scope.target(node) is not None:
+        return _of_returned(scope, node, depth)
     call = scope.call(node)
     made = _of_creation(scope, node)
     if call is None or made is not _UNKNOWN:
@@ -414,10 +416,7 @@ def _of_other(scope: Scope, call: Call, depth: int) -> Shape:
             return _UNKNOWN
         return Shape(rank=len(equation.partition("->")[2].replace(" ", "")))
     if call.name in ("cat", "concat", "concatenate", "stack"):
-        items = call.input.elts if isinstance(call.input, (ast.List, ast.Tuple)) else []
-        ranks = {shape(scope, item, depth).rank for item in items[:4]} - {None}
-        rank = ranks.pop() if len(ranks) == 1 else None
-        return Shape(rank=rank + 1 if rank is not None and call.name == "stack" else rank)
+        return _of_joined(scope, call, depth)
     before = shape(scope, call.input, depth)
     if call.name in ("permute", "transpose", "movedim", "swapaxes"):
         told = (
@@ -438,6 +437,51 @@ def _of_other(scope: Scope, call: Call, depth: int) -> Shape:
     if call.name in REDUCTIONS | {"max", "min"}:
         return _reduced(before, call)
     return _UNKNOWN
+
+
+def _of_joined(scope: Scope, call: Call, depth: int) -> Shape:
+    """Of ``cat`` and ``stack`` of what is written out, or of a list that is filled."""
+    items = call.input.elts if isinstance(call.input, (ast.List, ast.Tuple)) else _appended(scope, call.input)
+    known = [shape(scope, item, depth) for item in items[:4]]
+    ranks = {one.rank for one in known} - {None}
+    rank = ranks.pop() if len(ranks) == 1 else None
+    if call.name == "stack":
+        return Shape(rank=rank + 1 if rank is not None else None)
+    dim = integer(call.get(0, "dim") or ast.Constant(0))
+    if dim is None or rank is None or len(known) < len(items) or any(one.rank is None for one in known):
+        return Shape(rank=rank)
+    return Shape.of(frozenset.intersection(*(one.ones for one in known)) - {dim % rank}, rank)
+
+
+def _appended(scope: Scope, node: ast.expr) -> list[ast.expr]:
+    """What a list that begins empty is filled with, if nothing else is done with it before."""
+    made = scope.value_of(node)
+    binding = scope.definition(node)
+    if binding is None or not isinstance(made, ast.List) or made.elts:
+        return []
+    found = []
+    for use in binding.uses:
+        filling = scope.parent(use)
+        if use is node or not isinstance(filling, ast.Attribute):
+            continue
+        call = scope.parent(filling)
+        if filling.attr != "append" or not isinstance(call, ast.Call) or len(call.args) != 1:
+            return []
+        found.append(call.args[0])
+    return found
+
+
+def _of_returned(scope: Scope, node: ast.Call, depth: int) -> Shape:
+    """Of what a function, method or layer of the file returns."""
+    target = scope.target(node)
+    callee = scope.peers.get(target) if target is not None else None
+    returned = [r.value for r in target.all(ast.Return)] if target is not None else []
+    if not isinstance(callee, Scope) or not returned or any(value is None for value in returned):
+        return _UNKNOWN
+    known = [shape(callee, value, depth) for value in returned if value is not None]
+    ranks = {one.rank for one in known}
+    rank = ranks.pop() if len(ranks) == 1 else None
+    return Shape.of(frozenset.intersection(*(one.ones for one in known)), rank)
 
 
 def _unsqueezed(before: Shape, axis: int | None) -> Shape:

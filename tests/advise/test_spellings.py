@@ -136,6 +136,17 @@ def codes(lines, folder, parameters="x: Tensor, y: Tensor, p"):
         ("best = x.max(1); return torch.stack([y[i, best.indices[i]] for i in range(x.shape[0])])", "SVX102"),
         ("best = self.conv(p).max(1).indices; return len(best)", "SVX103"),
         ("values, _ = x.topk(2); return len(values)", "SVX103"),
+        ("return torch.softmax(x, 1).flatten(2).argmax(1)", "SVX304"),
+        ("return x.softmax(1).permute(0, 2, 3, 1).contiguous().argmax(-1)", "SVX304"),
+        ("return torch.linspace(0, 1, steps=5, device=x.device)", "SVX106"),
+        ("return torch.cat([x[:, :, a::2, b::2] for a, b in ((0, 0), (1, 0), (0, 1), (1, 1))], 1)", "SVX203"),
+        ("z = x.new_zeros(4, 2); z[:, 0], z[:, 1] = x[:, 1], x[:, 0]; return z", "SVX105"),
+        ("z = torch.empty(*x.shape, 2); z[..., 0] = x; z[..., 1] = y; return z", "SVX105"),
+        (
+            "z = []; for i in p:;     z.append(x.view(1, -1, 4)); z = torch.cat(z, 1); return y + z.repeat(3, 1, 1)",
+            "SVX201",
+        ),
+        ("p = p[None] + 1; return len(p)", "SVX103"),
     ],
 )
 def test_found(tmp_path, habit, code):
@@ -205,6 +216,11 @@ def test_found(tmp_path, habit, code):
         "z = torch.log(x / (1 - x)); return torch.where(torch.isfinite(z), z, y)",
         "keep = x > 0; return torch.cat([y[i, keep[i]] for i in range(x.shape[0])])",
         "return len(p.max(1)), len(p.indices)",
+        "return torch.softmax(x, 2).flatten(2).argmax(1), x.softmax(1).permute(0, 2, 3, 1).argmax(1)",
+        "return torch.linspace(0, 1, steps=p, device=x.device)",
+        "return torch.cat([x[:, :, a::2, b::2] for a, b in ((0, 0), (1, 0), (0, 1), (0, 1))], 1)",
+        "return torch.cat([x[:, :, a::2, b::2] for a, b in p], 1)",
+        "z = []; for i in p:;     z.append(x.view(1, -1, 4)); z = torch.cat(z, 0); return y + z.repeat(3, 1, 1)",
     ],
 )
 def test_not_found(tmp_path, text):
@@ -268,6 +284,8 @@ LIMITS = [0.0, 1.0]
 
 
 class Inner(nn.Module):
+    MEAN = (0.5, 0.25)
+
     def __init__(self, bins, sizes=(1.0, 2.0)):
         super().__init__()
         self.sizes = sizes
@@ -319,6 +337,9 @@ class Model(nn.Module):
         ("", "y", "LIMITS = p\n        return x * torch.tensor(LIMITS)", []),
         ("def f(p: Tensor):\n    return p * torch.tensor([1.0, 2.0])", "y", "return f(x)", ["SVX106"]),
         ("def f(p: Tensor):\n    return p * torch.arange(8)", "y", "return f(x)", []),
+        ("def f(p):\n    return p.view(1, -1)", "y", "return x * f(p).repeat(3, 1)", ["SVX201"]),
+        ("def f(p):\n    return p.view(2, -1)", "y", "return x * f(p).repeat(3, 1)", []),
+        ("", "y * torch.tensor(self.MEAN)", "return x", ["SVX106"]),
         # What a forward gives is taken apart along axes: a tensor.
         ("def f(p):\n    return p[..., [0, 1]] * 2", "y", "return f(p)", ["SVX204"]),
         ("def f(p):\n    return p[0] * 2, [0, 1]", "y", "return f(p)", []),

@@ -23,10 +23,10 @@ def find(scope: Scope) -> Iterator[Found]:
             if value is made or binding is None or len(binding.uses) != 1:
                 continue
             made = value
+        made, dim = _unshaped(scope, made, _dim(call))
         inner = scope.call(made)
         if inner is None or inner.name not in ("softmax", "log_softmax", "sigmoid"):
             continue
-        dim = _dim(call)
         if inner.name != "sigmoid" and (dim is None or integer(inner.get(0, "dim", "axis")) != dim):
             continue
         yield Found(node, f"`{inner.name}` keeps the order: take `{call.name}` of what it is given")
@@ -44,6 +44,20 @@ def _is_argmax(scope: Scope, call: Call) -> bool:
     if isinstance(taken, ast.Assign) and isinstance(target := taken.targets[0], ast.Tuple):
         return isinstance(first := target.elts[0], ast.Name) and first.id == "_"
     return isinstance(taken, ast.Attribute) and taken.attr == "indices"
+
+
+def _unshaped(scope: Scope, node: ast.expr, dim: int | None) -> tuple[ast.expr, int | None]:
+    """What is flattened behind an axis, or permuted, before the order along it is asked for; and that axis there."""
+    call = scope.call(node)
+    while call is not None and dim is not None and call.name in ("flatten", "permute", "contiguous"):
+        if call.name == "permute":
+            if call.dims is None or not -len(call.dims) <= dim < len(call.dims):
+                break
+            dim = call.dims[dim]
+        elif call.name == "flatten" and not 0 <= dim < (integer(call.get(0, "start_dim")) or 0):
+            break
+        node, call = call.input, scope.call(call.input)
+    return node, dim
 
 
 def _dim(call: Call) -> int | None:

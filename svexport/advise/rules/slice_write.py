@@ -18,6 +18,7 @@ __all__ = ["RULE"]
 
 # Methods that give what was made another form: no view of anything that has a name.
 _SHAPED = ("to", "type_as", "cuda", "float", "contiguous", "view", "reshape", "permute", "transpose", "unflatten")
+_OF_SIZES = {f"torch.{name}" for name in CREATORS - {"full"}}
 # Functions whose results share no memory with what they take.
 _COMPUTED = (
     ACTIVATIONS | ARITHMETIC | {"cat", "concat", "stack", "repeat", "softmax", "matmul", "bmm", "einsum", "linear"}
@@ -57,11 +58,28 @@ def _writes(scope: Scope) -> dict[Binding, list[ast.Subscript]]:
     """Where parts of what a name has are written, by what gave it to the name."""
     writes: dict[Binding, list[ast.Subscript]] = {}
     for node in scope.function.all(ast.Subscript):
-        written = isinstance(node.ctx, ast.Store) and isinstance(scope.parent(node), (ast.Assign, ast.AugAssign))
+        written = isinstance(node.ctx, ast.Store) and isinstance(_assignment(scope, node), (ast.Assign, ast.AugAssign))
         binding = scope.definition(node.value) if written else None
         if binding is not None and not binding.item:
             writes.setdefault(binding, []).append(node)
     return writes
+
+
+def _assignment(scope: Scope, place: ast.Subscript) -> ast.AST:
+    """What writes into a slice, alone or among others: ``y[0], y[1] = a, b``."""
+    parent = scope.parent(place)
+    return scope.parent(parent) if isinstance(parent, ast.Tuple) else parent
+
+
+def _given(scope: Scope, place: ast.Subscript) -> ast.expr | None:
+    """What is written there, if that is all of a value."""
+    assignment, parent = _assignment(scope, place), scope.parent(place)
+    if not isinstance(assignment, ast.Assign):
+        return None
+    if not isinstance(parent, ast.Tuple):
+        return assignment.value
+    values = assignment.value.elts if isinstance(assignment.value, ast.Tuple) else []
+    return values[parent.elts.index(place)] if len(values) == len(parent.elts) else None
 
 
 def _is_read_between(scope: Scope, binding: Binding, places: list[ast.Subscript]) -> bool:
@@ -85,13 +103,13 @@ def _is_read_between(scope: Scope, binding: Binding, places: list[ast.Subscript]
 
 def _is_given_tensor(scope: Scope, place: ast.Subscript) -> bool:
     """Whether a tensor is written, and not a number, of which nothing could be stacked."""
-    assignment = scope.parent(place)
-    return isinstance(assignment, ast.Assign) and scope.is_tensor(assignment.value)
+    given = _given(scope, place)
+    return given is not None and scope.is_tensor(given)
 
 
 def _is_given_size(scope: Scope, place: ast.Subscript) -> bool:
-    assignment = scope.parent(place)
-    return isinstance(assignment, ast.Assign) and scope.kind(assignment.value) is Kind.SIZE
+    given = _given(scope, place)
+    return given is not None and scope.kind(given) is Kind.SIZE
 
 
 def _items(index: ast.expr) -> list[ast.expr]:
@@ -249,7 +267,7 @@ def _are_parts(scope: Scope, places: list[ast.Subscript]) -> bool:
         return False
     phases = {tuple(s for s in key[3] if s is not None) for key in keys if key[3]}
     if not phases:
-        return len({scope.parent(scope.parent(place)) for place in places}) == 1  # not one or another branch
+        return len({scope.parent(_assignment(scope, place)) for place in places}) == 1  # not one or another branch
     counts = [step for _, step in next(iter(phases))]
     return math.prod(counts) == len(phases) and phases == {*product(*([(i, n) for i in range(n)] for n in counts))}
 
@@ -325,6 +343,8 @@ def _made(scope: Scope, value: ast.expr | None) -> str | None:
     call = scope.call(value) if value is not None else None
     if call is not None and call.name in (NEW_CREATORS if call.is_method else (CREATORS | LIKE_CREATORS) - {"full"}):
         return "new"
+    if isinstance(value, ast.Call) and scope.file.qualified(value.func) in _OF_SIZES:
+        return "new"  # of sizes that are unpacked: ``torch.empty(*x.shape, 2)``
     if call is not None and call.name == "clone":
         return "copy"
     if call is not None and call.name in _COMPUTED and scope.is_tensor(call.node):
