@@ -17,6 +17,7 @@ from svexport.advise.torch_names import (
     LIKE_CREATORS,
     METHODS,
     MODULE_OUTPUT,
+    REDUCTIONS,
     SEVERAL,
     UNMISTAKABLE,
 )
@@ -122,6 +123,12 @@ class Kinds:
     def is_tensor(self, node: ast.AST) -> bool:
         """Whether an expression is known to be a tensor."""
         return self.kind(node) is Kind.TENSOR
+
+    def is_state(self, node: ast.expr) -> bool:
+        """Whether it is a buffer or parameter, of one size in every forward."""
+        name = self.file.qualified(self.value_of(node)) or ""
+        owner = self.function.owner
+        return owner is not None and name.startswith("self.") and name.removeprefix("self.") in owner.buffers
 
     def call(self, node: ast.AST) -> Call | None:
         """``node`` as a call of a torch function with an input, or of a method of what is not an imported module."""
@@ -366,8 +373,8 @@ class Kinds:
         owner = self.function.owner
         if owner is None:
             return None
-        attribute = name.removeprefix("self.")
-        method = owner.method(attribute) if name.startswith("self.") else None
+        attribute = "forward" if name == "self" else name.removeprefix("self.")
+        method = owner.method(attribute) if name == "self" or name.startswith("self.") else None
         if method is not None:
             return method
         classes = {self.file.classes.get(c) for c in self.layers(call.func)}
@@ -475,7 +482,10 @@ class Kinds:
             return Kind.TENSORS if not call.is_method or self.is_tensor(call.input) else None
         if not call.is_method:
             return None
-        if call.name in UNMISTAKABLE:
+        dim = call.keywords.get("dim")
+        if call.name in UNMISTAKABLE or (
+            call.name in REDUCTIONS and integer(dim) is not None
+        ):  # numpy's is called axis
             return Kind.TENSOR
         if call.name == "size":
             if self.kind(call.input) is not Kind.TENSOR and not isinstance(call.input, (ast.Name, ast.Attribute)):

@@ -180,7 +180,7 @@ def _asks_for_rank(scope: Scope, use: ast.AST) -> bool:
 def _written_rank(scope: Scope, binding: Binding) -> int | None:
     """What a comment at the end of the statement, or the docstring, says: ``# (B, C, H, W)``, ``x: (B, N, C)``."""
     if binding.parameter is not None:
-        text = ast.get_docstring(scope.function.node) or ""
+        text = f"{ast.get_docstring(scope.function.node) or ''}\n{_first_comments(scope)}"
         found = re.search(rf"\b{re.escape(binding.parameter.arg)}\b[^\n(\[]{{0,24}}([(\[][^\n]*)", text)
         return _axes_of(found[1]) if found else None
     statement = binding.statement
@@ -191,10 +191,21 @@ def _written_rank(scope: Scope, binding: Binding) -> int | None:
     return _axes_of(found[1]) if found else None
 
 
+def _first_comments(scope: Scope) -> str:
+    """What stands between the head of a function and its first statement, or at the ends of these lines."""
+    body = scope.function.node.body
+    lines = range(scope.function.node.lineno, body[0].lineno)
+    if len(body) > 1 and ast.get_docstring(scope.function.node) is not None:
+        lines = range(scope.function.node.lineno, body[1].lineno)
+    return "\n".join(scope.source.comment(line) for line in lines)
+
+
 def _axes_of(text: str) -> int | None:
-    """How many axes ``(B, C, H, W)`` has; three or more, or two in capitals."""
+    """How many axes ``(B, C, H, W)`` has; three or more, or fewer in capitals: ``(N,)``."""
     found = re.match(r"[(\[]([\w\s*/+.,-]*)[)\]]", text)
     axes = [axis.strip() for axis in found[1].split(",")] if found else []
+    if len(axes) == 2 and not axes[1]:
+        return 1 if axes[0].isidentifier() and axes[0][:1].isupper() else None
     named = all(axis and not axis.startswith(".") and not axis.replace(".", "").isdigit() for axis in axes[:1])
     plain = named and all(re.fullmatch(r"[A-Za-z_]\w*(\s*[*/+-]\s*\w+)*|\d+", axis) for axis in axes)
     capitals = axes and all(axis[:1].isupper() or axis.isdigit() for axis in axes)

@@ -147,6 +147,9 @@ def codes(lines, folder, parameters="x: Tensor, y: Tensor, p"):
             "SVX201",
         ),
         ("p = p[None] + 1; return len(p)", "SVX103"),
+        ("return torch.linspace(start=0, end=1, steps=5, device=x.device)", "SVX106"),
+        ("i = x.topk(2).indices; return torch.stack([a[b] for a, b in zip(y, i)])", "SVX102"),
+        ("# x: (B, N, C), y: (K,); return (x.unsqueeze(-1) * torch.stack((y, y))[None, None]).sum(2)", "SVX301"),
     ],
 )
 def test_found(tmp_path, habit, code):
@@ -220,6 +223,9 @@ def test_found(tmp_path, habit, code):
         "return torch.linspace(0, 1, steps=p, device=x.device)",
         "return torch.cat([x[:, :, a::2, b::2] for a, b in ((0, 0), (1, 0), (0, 1), (0, 1))], 1)",
         "return torch.cat([x[:, :, a::2, b::2] for a, b in p], 1)",
+        "return torch.linspace(start=0, end=p, steps=5, device=x.device)",
+        "i = x > 0; return torch.cat([a[b] for a, b in zip(y, i)])",
+        "return len(self.token), [x * torch.relu(row) for row in self.token]",
         "z = []; for i in p:;     z.append(x.view(1, -1, 4)); z = torch.cat(z, 0); return y + z.repeat(3, 1, 1)",
     ],
 )
@@ -256,6 +262,24 @@ def test_functions_without_gradients_take_tensors(tmp_path, head, found):
     body = "    for x in batches:\n        best = net(x).softmax(1).argmax(1)\n        yield best.sum().item()\n"
     path.write_text(f"import torch\n\n\n{head}\n{body}")
     assert [f.code for f in advise([path]).findings] == found
+
+
+@pytest.mark.parametrize(("axis", "found"), [("dim=-1", ["SVX101"]), ("axis=-1", []), ('dim="time"', [])])
+def test_reductions_along_a_dim_are_of_tensors(tmp_path, axis, found):
+    """Numpy's along an axis, and those of other libraries along a name, are not."""
+    path = tmp_path / "metrics.py"
+    body = f"    d = (a[0] - b).norm({axis})\n    return [float(d[i]) for i in range(3)]\n"
+    path.write_text(f"import torch\n\n\n@torch.no_grad()\ndef f(a, b):\n{body}")
+    assert [f.code for f in advise([path]).findings] == found
+
+
+def test_what_a_module_returns_it_returns_to_itself(tmp_path):
+    path = tmp_path / "model.py"
+    forward = "    def forward(self, x):\n        return x.relu()\n\n"
+    body = "        for row in self(x):\n            yield row.mean().item()\n"
+    head = "    @torch.no_grad()\n    def each(self, x):\n"
+    path.write_text(f"import torch\n\n\nclass Model(torch.nn.Module):\n{forward}{head}{body}")
+    assert [f.code for f in advise([path]).findings] == ["SVX101"]
 
 
 @pytest.mark.parametrize(("call", "found"), [("self(x)", ["SVX304"]), ("self.forward(x)", ["SVX304"]), ("x", [])])

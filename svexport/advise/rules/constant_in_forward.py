@@ -46,10 +46,10 @@ def find(scope: Scope) -> Iterator[Found]:
             name = call.name
         if owner is None and name in _ON_DEVICE:
             continue  # what a function makes where it is needed
-        if not node.args or not all(_is_constant(scope, a, name in _ON_DEVICE) for a in node.args):
+        told = [*node.args, *(k.value for k in node.keywords if k.arg not in ("device", "dtype"))]
+        if not told or not all(_is_constant(scope, value, name in _ON_DEVICE) for value in told):
             continue
-        told = [k.value for k in node.keywords if k.arg not in ("device", "dtype")]
-        if not all(_is_constant(scope, value, name in _ON_DEVICE) for value in told) or scope.function.guarded(node):
+        if scope.function.guarded(node):
             continue
         if name in _ON_DEVICE and _is_of_host(scope, node):
             continue

@@ -76,7 +76,7 @@ def _is_of_state(scope: Scope, node: ast.expr) -> bool:
 def _len(scope: Scope, node: ast.Call) -> Found | None:
     value = node.args[0]
     row = isinstance(value, ast.Subscript) and integer(value.slice) is not None
-    if not (row or isinstance(value, (ast.Name, ast.Attribute))) or not scope.is_tensor(value):
+    if not (row or isinstance(value, (ast.Name, ast.Attribute))) or not scope.is_tensor(value) or scope.is_state(value):
         return None
     better = f"{scope.text(value)}.shape[0]"
     edit = scope.source.replace(node, better)

@@ -56,7 +56,7 @@ def _over(scope: Scope, loop: ast.AST, target: ast.expr, over: ast.expr) -> str 
         alike = all(map(scope.is_tensor, rows)) and _computes(scope, loop, target)
         return ast.unparse(rows[0]) if alike else None
     over = _unbound(scope, over)
-    plain = isinstance(over, (ast.Name, ast.Attribute, ast.Compare, ast.BinOp))
+    plain = isinstance(over, (ast.Name, ast.Attribute, ast.Compare, ast.BinOp)) and not scope.is_state(over)
     if plain and scope.is_tensor(over) and _computes(scope, loop, target):
         return ast.unparse(over)
     return None
@@ -76,6 +76,8 @@ def _computes(scope: Scope, loop: ast.AST, target: ast.expr) -> bool:
     """Whether torch or a layer is given a row: else rows may be numbers, or what is called a tensor is a list."""
     rows = {n.id for n in ast.walk(target) if isinstance(n, ast.Name)}
     for node in ast.walk(loop):
+        if _takes_positions(scope, node, rows):
+            return True
         call = scope.call(node)
         if call is None:
             continue
@@ -86,6 +88,17 @@ def _computes(scope: Scope, loop: ast.AST, target: ast.expr) -> bool:
         if any(isinstance(n, ast.Name) and n.id in rows for a in given for n in ast.walk(a)):
             return True
     return False
+
+
+def _takes_positions(scope: Scope, node: ast.AST, rows: set[str]) -> bool:
+    """``row[i]`` where ``i`` is what ``topk`` or its like found in that row."""
+    if not isinstance(node, ast.Subscript) or not isinstance(node.value, ast.Name) or node.value.id not in rows:
+        return False
+    binding = scope.definition(node.slice)
+    found = binding.value if binding is not None and binding.item and binding.index is None else None
+    return (
+        isinstance(node.slice, ast.Name) and node.slice.id in rows and found is not None and _is_position(scope, found)
+    )
 
 
 def _indexed(scope: Scope, loop: ast.AST, size: ast.expr, index: str) -> str | None:
