@@ -437,7 +437,9 @@ class Function:
     @cached_property
     def may_be_reached(self) -> bool:
         """Whether its name, decorators or class do not say that it is set-up, training or data."""
-        return not (self._is_set_up() or self._is_left_out() or (self.owner is not None and self.owner.is_data))
+        named = self.name.lstrip("_").startswith(_SET_UP)
+        of_data = self.owner is not None and self.owner.is_data
+        return not (named or self._is_set_up() or self._is_left_out() or of_data)
 
     @cached_property
     def takes_axes(self) -> bool:
@@ -459,11 +461,15 @@ class Function:
         elif self._takes_tensors():
             self.reach = Reach.TENSORS
 
+    @cached_property
+    def is_set_up_by_name(self) -> bool:
+        """Whether nothing but the begin of its name says that it is set-up: ``init_state``."""
+        return self.name.lstrip("_").startswith(_SET_UP) and not (self._is_set_up() or self._is_left_out())
+
     def _is_set_up(self) -> bool:
         bare = self.name.lstrip("_")
         return (
-            bare.startswith(_SET_UP)
-            or bare in ("init", "post_init", "new", "extra_repr", "repr__", "main", "setup")
+            bare in ("init", "post_init", "new", "extra_repr", "repr__", "main", "setup")
             or self.name == "__init__"
             or any(word in bare for word in ("loss", "train", "denois"))
             or (self.owner is not None and self.name in self.owner.set_up)

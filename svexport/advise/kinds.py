@@ -377,9 +377,14 @@ class Kinds:
         method = owner.method(attribute) if name == "self" or name.startswith("self.") else None
         if method is not None:
             return method
-        classes = {self.file.classes.get(c) for c in self.layers(call.func)}
+        layer: ast.expr = call.func
+        of_layer = "forward"
+        if not self.layers(layer) and isinstance(layer, ast.Attribute):  # self.cell.start(x)
+            of_layer = layer.attr
+            layer = layer.value
+        classes = {self.file.classes.get(c) for c in self.layers(layer)}
         (only,) = classes if len(classes) == 1 else (None,)
-        return only.method("forward") if only is not None else None
+        return only.method(of_layer) if only is not None else None
 
     def _called(self, call: ast.Call) -> Kinds | None:
         target = self.target(call)
@@ -476,16 +481,14 @@ class Kinds:
         call = self.call(node)
         if call is None:
             return None
+        dim = integer(call.keywords.get("dim"))  # numpy's is called axis
         if call.name in ("max", "min") and integer(call.get(0, "dim")) is None:  # of all, or of two tensors
             return Kind.TENSOR if self.is_tensor(call.input) else None
         if call.name in SEVERAL:
-            return Kind.TENSORS if not call.is_method or self.is_tensor(call.input) else None
+            return Kind.TENSORS if not call.is_method or dim is not None or self.is_tensor(call.input) else None
         if not call.is_method:
             return None
-        dim = call.keywords.get("dim")
-        if call.name in UNMISTAKABLE or (
-            call.name in REDUCTIONS and integer(dim) is not None
-        ):  # numpy's is called axis
+        if call.name in UNMISTAKABLE or (call.name in REDUCTIONS and dim is not None):
             return Kind.TENSOR
         if call.name == "size":
             if self.kind(call.input) is not Kind.TENSOR and not isinstance(call.input, (ast.Name, ast.Attribute)):

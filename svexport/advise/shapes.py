@@ -231,14 +231,17 @@ def _of_creation(scope: Scope, node: ast.expr | None) -> Shape:
         return _UNKNOWN
     name = (scope.file.qualified(node.func) or "").rpartition(".")
     if name[0] == "torch" and name[2] in CREATORS | {"rand", "randn"}:
-        return _sized(node.args[:1] if name[2] == "full" else node.args)
+        return _sized(scope, node.args[:1] if name[2] == "full" else node.args)
     if name[0] == "torch" and name[2] in ("arange", "linspace", "eye"):
         return Shape(rank=2 if name[2] == "eye" else 1)
     return _UNKNOWN
 
 
-def _sized(sizes: Sequence[ast.expr]) -> Shape:
-    """``1, n, 1`` or ``(1, n, 1)``."""
+def _sized(scope: Scope, sizes: Sequence[ast.expr]) -> Shape:
+    """``1, n, 1`` or ``(1, n, 1)``; ``x.shape[:2] + (3, 3)`` and ``*x.shape[:2], 3, 3``."""
+    if len(sizes) == 1 and isinstance(sizes[0], ast.BinOp) and isinstance(sizes[0].op, ast.Add):
+        sizes = [*(_front(scope, sizes[0].left)), *(_front(scope, sizes[0].right))]
+    sizes = [size for s in sizes for size in (_front(scope, s.value) if isinstance(s, ast.Starred) else [s])]
     if len(sizes) >= 1 and isinstance(sizes[0], (ast.Tuple, ast.List)):
         sizes = sizes[0].elts
     elif len(sizes) == 1 and integer(sizes[0]) is None:
@@ -246,6 +249,17 @@ def _sized(sizes: Sequence[ast.expr]) -> Shape:
     if not sizes or any(isinstance(size, ast.Starred) for size in sizes):
         return _UNKNOWN
     return Shape(frozenset(i for i, size in enumerate(sizes) if integer(size) == 1), len(sizes))
+
+
+def _front(scope: Scope, sizes: ast.expr) -> list[ast.expr]:
+    """Sizes that are written out, or as many as ``x.shape[:2]`` has; one that is starred where that is not known."""
+    if isinstance(sizes, (ast.Tuple, ast.List)):
+        return sizes.elts
+    taken = sizes.slice if isinstance(sizes, ast.Subscript) and scope.kind(sizes.value) is Kind.SHAPE else None
+    count = integer(taken.upper) if isinstance(taken, ast.Slice) and taken.lower is None else None
+    if not isinstance(sizes, ast.Subscript) or count is None or count < 0:
+        return [ast.Starred(sizes)]
+    return [ast.Subscript(sizes.value, ast.Constant(i)) for i in range(count)]
 
 
 def _complete(index: ast.expr) -> int | None:
@@ -366,11 +380,11 @@ def _of_call(scope: Scope, node: ast.Call, depth: int) -> Shape:
     if call.name == "unsqueeze":
         return _unsqueezed(shape(scope, call.input, depth), integer(call.get(0, "dim")))
     if call.is_method and call.name in ("view", "reshape", "new_zeros", "new_ones", "new_empty"):
-        return _sized(call.arguments)
+        return _sized(scope, call.arguments)
     if call.is_method and call.name in ("expand", "repeat"):
-        return Shape(rank=_sized(call.arguments).rank)
+        return Shape(rank=_sized(scope, call.arguments).rank)
     if call.name == "reshape":
-        return _sized(call.arguments)
+        return _sized(scope, call.arguments)
     if call.name in SAME_SHAPE | LIKE_CREATORS:
         return shape(scope, call.input, depth)
     if call.name in ARITHMETIC:

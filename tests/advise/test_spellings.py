@@ -148,6 +148,10 @@ def codes(lines, folder, parameters="x: Tensor, y: Tensor, p"):
         ),
         ("p = p[None] + 1; return len(p)", "SVX103"),
         ("return torch.linspace(start=0, end=1, steps=5, device=x.device)", "SVX106"),
+        ("return torch.stack([torch.where(b, a, -a) for a, b in zip(x, y)])", "SVX102"),
+        ("_, i = p.max(dim=1); return [int(i[k]) for k in range(3)]", "SVX101"),
+        ("z = x.new_zeros(x.shape[:2] + (3, 3)); return (z[:, :, None] * y.view(2, 2, 4, 1, 3)).sum(-1)", "SVX301"),
+        ("z = torch.zeros(*x.shape[:2], 3, 3); return (z[:, :, None] * y.view(2, 2, 4, 1, 3)).sum(-1)", "SVX301"),
         ("i = x.topk(2).indices; return torch.stack([a[b] for a, b in zip(y, i)])", "SVX102"),
         ("# x: (B, N, C), y: (K,); return (x.unsqueeze(-1) * torch.stack((y, y))[None, None]).sum(2)", "SVX301"),
     ],
@@ -224,6 +228,7 @@ def test_found(tmp_path, habit, code):
         "return torch.cat([x[:, :, a::2, b::2] for a, b in ((0, 0), (1, 0), (0, 1), (0, 1))], 1)",
         "return torch.cat([x[:, :, a::2, b::2] for a, b in p], 1)",
         "return torch.linspace(start=0, end=p, steps=5, device=x.device)",
+        "n = len(x); return x if n > 3 else x[: max(n, 2)]",
         "i = x > 0; return torch.cat([a[b] for a, b in zip(y, i)])",
         "return len(self.token), [x * torch.relu(row) for row in self.token]",
         "z = []; for i in p:;     z.append(x.view(1, -1, 4)); z = torch.cat(z, 0); return y + z.repeat(3, 1, 1)",
@@ -270,6 +275,42 @@ def test_reductions_along_a_dim_are_of_tensors(tmp_path, axis, found):
     path = tmp_path / "metrics.py"
     body = f"    d = (a[0] - b).norm({axis})\n    return [float(d[i]) for i in range(3)]\n"
     path.write_text(f"import torch\n\n\n@torch.no_grad()\ndef f(a, b):\n{body}")
+    assert [f.code for f in advise([path]).findings] == found
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "found"),
+    [
+        ("start", "return torch.zeros(3, 2).type_as(y)", ["SVX202"]),
+        ("init_state", "return torch.zeros(3, 2).type_as(y)", ["SVX202"]),
+        ("init_weights", "return torch.zeros(3, 2).type_as(self.weight)", []),
+        ("train_step", "return torch.zeros(3, 2).type_as(y)", []),
+    ],
+)
+def test_methods_that_a_forward_gives_tensors_are_reached(tmp_path, name, line, found):
+    path = tmp_path / "model.py"
+    given = "y" if "y)" in line else "n"
+    path.write_text(
+        f"import torch\n\n\nclass Cell(torch.nn.Module):\n    def {name}(self, {given}):\n        {line}\n\n\n"
+        "class Model(torch.nn.Module):\n    def __init__(self):\n        self.cell = Cell()\n\n"
+        f"    def forward(self, x: torch.Tensor, n):\n        return self.cell.{name}({'x' if given == 'y' else 'n'})\n"
+    )
+    assert [f.code for f in advise([path]).findings] == found
+
+
+@pytest.mark.parametrize(
+    ("loop", "values", "found"),
+    [
+        ("for x in loader", ".tolist()", []),
+        ("for x, y in zip(loader, paths)", ".tolist()", []),
+        ("for x in loader", ".sum().item()", ["SVX101"]),  # which a sum on the device does without
+        ("for x in range(8)", ".tolist()", ["SVX101"]),
+    ],
+)
+def test_lists_of_a_batch_are_taken_batch_by_batch(tmp_path, loop, values, found):
+    path = tmp_path / "metrics.py"
+    body = f"    {loop}:\n        yield net(x).argmax(dim=1){values}\n"
+    path.write_text(f"import torch\n\n\n@torch.no_grad()\ndef f(net, loader, paths):\n{body}")
     assert [f.code for f in advise([path]).findings] == found
 
 

@@ -21,7 +21,7 @@ def find(scope: Scope) -> Iterator[Found]:
         if node.func.id not in ("int", "len") or node.func.id in scope.bindings or scope.function.guarded(node):
             continue
         found = _int(scope, node) if node.func.id == "int" else _len(scope, node)
-        if found is not None and not _is_tested(scope, node):
+        if found is not None and not all(_is_tested(scope, use) for use in scope.reads(node) or [node]):
             yield found
 
 

@@ -20,7 +20,7 @@ def find(scope: Scope) -> Iterator[Found]:
         name, tensor = taken
         if not scope.function.in_loop(node) or scope.function.guarded(node):
             continue
-        if _ends_early(scope, node) or _is_on_cpu(scope, tensor):
+        if _ends_early(scope, node) or _is_on_cpu(scope, tensor) or (name == ".tolist()" and _is_of_batch(scope, node)):
             continue
         better = "take all values out before the loop, in one `.tolist()`, or stay with tensors"
         yield Found(node, f"`{name}` in a loop waits for the device every round: {better}")
@@ -36,6 +36,19 @@ def _taken(scope: Scope, node: ast.Call) -> tuple[str, ast.expr] | None:
         return None
     certain = call.name == "item" and scope.function.reach is Reach.FORWARD  # where no arrays of numpy are
     return (f".{call.name}()", call.input) if certain or scope.is_tensor(call.input) else None
+
+
+def _is_of_batch(scope: Scope, node: ast.AST) -> bool:
+    """Whether a loop outside of a model takes what it is given one by one, such as a loader's batches."""
+    if scope.function.reach is Reach.FORWARD:
+        return False
+    loops = [
+        parent for child, parent in scope.function.above(node) if isinstance(parent, ast.For) and child in parent.body
+    ]
+    given = [loop.iter for loop in loops[:1]]
+    if given and isinstance(given[0], ast.Call) and getattr(given[0].func, "id", "") in ("zip", "enumerate"):
+        given = given[0].args
+    return bool(given) and all(isinstance(a, (ast.Name, ast.Subscript)) and scope.kind(a) is None for a in given)
 
 
 def _ends_early(scope: Scope, node: ast.AST) -> bool:

@@ -137,7 +137,7 @@ def _is_ragged(scope: Scope, loop: ast.For | ast.ListComp | ast.GeneratorExp) ->
     for node in (n for part in (loop.body if isinstance(loop, ast.For) else [loop.elt]) for n in ast.walk(part)):
         if isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            if name in _RAGGED:
+            if name in _RAGGED and not (name == "where" and len(node.args) > 1):
                 return True
             if isinstance(node.func, ast.Name) and name in ("int", "float") and any(map(scope.is_tensor, node.args)):
                 return True  # as by ``.item()``
