@@ -490,7 +490,7 @@ class Function:
             for a in annotations
         ):
             return True
-        if self._is_without_gradients():
+        if self.is_without_gradients:
             return True
         if self.owner is not None and not self.owner.is_module:
             return False
@@ -505,7 +505,8 @@ class Function:
             for n in self.all(ast.Call)
         )
 
-    def _is_without_gradients(self) -> bool:
+    @cached_property
+    def is_without_gradients(self) -> bool:
         """``@torch.no_grad()``, or ``with torch.inference_mode():`` around a part of it: it computes with tensors."""
         items = [item.context_expr for item in self.all(ast.withitem)]
         called = [node.func if isinstance(node, ast.Call) else node for node in (*self.node.decorator_list, *items)]

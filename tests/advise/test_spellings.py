@@ -314,6 +314,17 @@ def test_lists_of_a_batch_are_taken_batch_by_batch(tmp_path, loop, values, found
     assert [f.code for f in advise([path]).findings] == found
 
 
+@pytest.mark.parametrize(
+    ("made", "found"),
+    [("net(x)", ["SVX101"]), ("net(x).cpu()", []), ("net(x).detach().cpu().numpy()", []), ("np.load(x)", [])],
+)
+def test_values_on_the_host_are_not_waited_for(tmp_path, made, found):
+    path = tmp_path / "metrics.py"
+    body = f"    y = {made}\n    return [y[i].item() for i in range(8)]\n"
+    path.write_text(f"import numpy as np\nimport torch\n\n\n@torch.no_grad()\ndef f(net, x):\n{body}")
+    assert [f.code for f in advise([path]).findings] == found
+
+
 def test_what_a_module_returns_it_returns_to_itself(tmp_path):
     path = tmp_path / "model.py"
     forward = "    def forward(self, x):\n        return x.relu()\n\n"
