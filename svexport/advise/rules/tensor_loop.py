@@ -18,6 +18,8 @@ _RAGGED = {
     "tolist", "where", "linear_sum_assignment",
 }  # fmt: skip
 
+_SHAPING = ("flatten", "view", "reshape", "squeeze", "unsqueeze", "permute", "transpose", "contiguous")
+
 
 def find(scope: Scope) -> Iterator[Found]:
     for loop in scope.function.all(ast.For):
@@ -181,17 +183,20 @@ def _picks(scope: Scope, node: ast.AST) -> bool:
 
 def _is_position(scope: Scope, node: ast.expr) -> bool:
     """Whether it is one position of those that ``argmax``, ``topk`` or ``sort`` found: each row picks as many."""
-    while isinstance(node, (ast.Subscript, ast.Attribute, ast.Name)):
-        value = scope.value_of(node)
-        if value is node and isinstance(node, ast.Name):
-            binding = scope.definition(node)
-            taken = binding is not None and binding.item and binding.index == 1 and binding.value is not None
-            call = scope.call(binding.value) if taken else None  # type: ignore[union-attr, arg-type]
-            return call is not None and call.name in ("max", "min", "topk", "sort")
-        if isinstance(node, ast.Attribute) and node.attr != "indices":
-            return False
-        node = value if value is not node else node.value  # type: ignore[union-attr]
-    call = scope.call(node)
+    while True:
+        call, value = scope.call(node), scope.value_of(node)
+        if value is not node:
+            node = value
+        elif isinstance(node, ast.Subscript) or (isinstance(node, ast.Attribute) and node.attr == "indices"):
+            node = node.value
+        elif call is not None and call.name in _SHAPING:
+            node = call.input
+        else:
+            break
+    binding = scope.definition(node)
+    if binding is not None and binding.item and binding.index == 1 and binding.value is not None:
+        call = scope.call(binding.value)
+        return call is not None and call.name in ("max", "min", "topk", "sort")
     return call is not None and call.name in ("argmax", "argmin", "argsort", "topk", "sort", "max", "min")
 
 
