@@ -44,6 +44,7 @@ __all__ = [
     "picture",
     "section",
     "table",
+    "verdict",
     "where_figure",
     "write",
 ]
@@ -113,7 +114,7 @@ def page(title: str, *body: str) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>{_STYLE}{_PAGE}</style>\n</head>\n"
-        f'<body class="svexport">\n<h1>{escape(title)}</h1>\n' + "\n".join(body) + "\n"
+        f'<body class="svexport">\n<h1>{_broken(title)}</h1>\n' + "\n".join(body) + "\n"
         f"<script>{_SCRIPT}</script>\n</body>\n</html>\n"
     )
 
@@ -139,7 +140,20 @@ def folded(summary: str, *body: str) -> str:
 
 def note(text: str) -> str:
     """A paragraph of class ``note``, its text escaped."""
-    return f'<p class="note">{escape(text)}</p>'
+    return f'<p class="note">{_broken(text)}</p>'
+
+
+def verdict(text: str, kind: str) -> str:
+    """A paragraph with the colour and sign of ``"ok"``, ``"fail"`` or ``"warning"``, its text escaped."""
+    return f'<p class="{kind}">{_broken(text)}</p>'
+
+
+def _broken(text: str) -> str:
+    """``text`` escaped; long names may break after dots, slashes and underscores, commands between options alone."""
+    names = re.sub(r"[\w./]{21,}", lambda name: re.sub(r"(?<=[./_])(?=\w)", "<wbr>", name[0]), escape(text))
+    if re.search(r" --\w", text) is None:
+        return names
+    return " ".join(f'<span class="word">{word}</span>' for word in names.split(" "))
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[Any]], *, marked: Collection[int] = ()) -> str:
@@ -158,7 +172,7 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[Any]], *, marked: Coll
     def cell(tag: str, value: Any, column: int) -> str:
         kind = "number" if numeric[column : column + 1] == [True] else ""
         kind = _KINDS.get(str(value), kind) if tag == "td" else kind
-        text = re.sub(r"[\w./]{21,}", lambda name: re.sub(r"(?<=[./_])(?=\w)", "<wbr>", name[0]), escape(str(value)))
+        text = _broken(str(value))
         if isinstance(value, Link):
             text = f'<a href="#{escape(value.to)}">{text}</a>'
         label = f' data-label="{escape(headers[column])}"' if tag == "td" and headers and headers[column] else ""
@@ -339,6 +353,7 @@ def error_figure(parities: Sequence[Parity], atol: float) -> Figure:
     low, high = HISTOGRAM_RANGE
     figure = blank(0.6 + 1.05 * len(shown))
     rows: list[Axes] = list(figure.subplots(len(shown), squeeze=False, sharex=True)[:, 0]) if shown else []
+    passed = False
     for axes, name in zip(rows, shown, strict=True):
         runs = [p for p in parities if p.name == name]
         counts = [sum(column) for column in zip(*(p.histogram for p in runs), strict=True)]
@@ -346,6 +361,7 @@ def error_figure(parities: Sequence[Parity], atol: float) -> Figure:
         beyond = _WARN if ok else _BAD
         edges = range(low, high)
         colours = [_AFTER if 10.0**edge < atol * 0.999 else beyond for edge in edges]
+        passed |= any(count and colour == _WARN for count, colour in zip(counts, colours, strict=True))
         axes.bar([edge + 0.5 for edge in edges], counts, width=0.86, color=colours)
         axes.set_yscale("log")
         axes.set_ylim(0.5, 3 * max(10, *counts))
@@ -365,7 +381,8 @@ def error_figure(parities: Sequence[Parity], atol: float) -> Figure:
         if atol > 0:
             axes.axvline(math.log10(atol), color=_INK, linewidth=1, linestyle=(0, (4, 3)))
     if shown:
-        rows[-1].set_xlabel(f"absolute error (dashed: atol {atol:g})" + _more(len(names) - len(shown)))
+        label = f"absolute error (dashed: atol {atol:g})" + _more(len(names) - len(shown))
+        rows[-1].set_xlabel(label + "\namber: beyond atol, within rtol" * passed)
         figure.supylabel("elements", fontsize=10)
     return figure
 
@@ -476,6 +493,8 @@ def where_figure(where: Where) -> Figure:
         row.set_xticks(sorted({0, size // 2, size - 1}))
     bar = figure.colorbar(shown, ax=rows, fraction=0.04, pad=0.02)
     bar.ax.yaxis.set_major_formatter(lambda value, _: f"1e{value:.0f}" if abs(value - round(value)) < 0.05 else "")
+    if math.floor(high) - math.ceil(low) < 1:  # not two decades to name: the ends, then
+        bar.set_ticks([low, max(high, low + 0.1)], labels=[f"{10**end:.1e}" for end in (low, max(high, low + 0.1))])
     bar.outline.set_visible(False)
     rows[-1].set_xlabel("index; the largest absolute error there")
     return figure

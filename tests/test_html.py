@@ -16,6 +16,7 @@ import torch
 from svexport import html
 from svexport.errors import SvexportError
 from svexport.parity import parity
+from svexport.runtime.where import Where
 
 pytestmark = pytest.mark.core
 
@@ -160,6 +161,28 @@ def test_pictures_say_what_they_show():
     labels = re.findall(r"<text[^>]*>([^<]*)</text>", html.picture("", html.layer_figure, layers, 1e-4))
     assert "0" in labels
     assert "1e-12" not in labels  # where zeros stand
+
+
+def test_colours_are_explained_where_they_are():
+    """Amber by a legend, but only if it is there; colours of one decade of errors by numbers at both ends."""
+    e = torch.full((500,), 100.0)
+    passed, exact, failed = parity("y", e, e + 1e-2), parity("y", e, e), parity("y", e, e + 10)
+    shown = [Checked(html.picture("", html.error_figure, [p], 1e-4)).text for p in (passed, exact, failed)]
+    assert passed.ok
+    assert ["amber" in text for text in shown] == [True, False, False]
+    for errors, labels in (((0.02, 0.34), ("2.0e-02", "3.4e-01")), ((0.02, 3.4), ("1e-1", "1e0"))):
+        where = Where("y", (2,), (errors,), (((0, 1),),))
+        text = Checked(html.picture("", html.where_figure, where)).text
+        assert all(label in text for label in labels)
+
+
+def test_long_names_and_commands_break_where_they_can_be_read():
+    name = "head_of_a_detector_with_six_cameras.onnx"
+    text = html.page(name, html.verdict(f"{name} differs", "warning"), html.note(f"trtexec --onnx={name} --fp16"))
+    assert '<p class="warning">head_<wbr>of_<wbr>' in text
+    assert "<h1>head_<wbr>of_<wbr>" in text
+    assert text.count('<span class="word">') == 3
+    assert f"trtexec --onnx={name} --fp16" in Checked(text).text  # as it is copied
 
 
 def test_a_narrow_page_has_pictures_of_its_width():

@@ -19,6 +19,9 @@ sys.path.insert(0, str(ROOT))
 from docs.generate import ops, reference, repository  # noqa: E402 - of this checkout, wherever mkdocs is called
 
 _SHIM = "https://unpkg.com/iframe-worker/shim"
+_NARROW = re.compile(r"<(td|th|h[1-3])\b.*?</\1>", re.DOTALL)
+_LONG_NAME = re.compile(r"[\w./:]{21,}(?=[^<>]*<)")  # no attribute of a tag
+_JOINT = re.compile(r"(?:(?<=[A-Za-z0-9]_)|(?<=[./:]))(?=[A-Za-z])")
 _COMMENT = re.compile(r"^<!--.*?-->\n", re.MULTILINE | re.DOTALL)
 
 
@@ -51,6 +54,11 @@ def on_post_page(output: str, *, page: Any, config: Any) -> str:
 
 def on_post_template(output_content: str, *, template_name: str, config: Any) -> str:
     return output_content.replace(_SHIM, "/assets/worker.js")  # of the page for addresses that lead nowhere
+
+
+def on_page_content(html: str, *, page: Any, config: Any, files: Files) -> str:
+    """Long names in cells of tables and in headings may break after dots, slashes, colons and underscores."""
+    return _NARROW.sub(lambda part: _LONG_NAME.sub(lambda name: _JOINT.sub("<wbr>", name[0]), part[0]), html)
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> str:

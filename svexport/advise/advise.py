@@ -227,9 +227,13 @@ def _reach_given(scopes: dict[Function, Scope]) -> bool:
             function.reach = max(function.reach, function.parent.reach)
         for call in function.all(ast.Call) if function.reach is not Reach.OTHER else []:
             helper = scope.target(call)
-            if helper is None or helper.owner is not None or not helper.may_be_reached:
+            if helper is None or helper.name == "forward":
                 continue
-            given = helper.reach is Reach.TENSORS or any(map(scope.is_tensor, call.args))
+            tensors, in_forward = any(map(scope.is_tensor, call.args)), function.reach is Reach.FORWARD
+            if not helper.may_be_reached and not (tensors and in_forward and helper.is_set_up_by_name):
+                continue
+            given = tensors or helper.reach is Reach.TENSORS
+            given |= in_forward and helper.takes_axes  # no arrays of numpy are there
             if given and not function.guarded(call):
                 helper.reach = max(helper.reach, function.reach)
     return before != [function.reach for function in scopes]

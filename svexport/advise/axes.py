@@ -5,8 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
-from svexport.advise.kinds import Call
-from svexport.advise.rule import Scope
+from svexport.advise.kinds import Call, Kinds
 
 __all__ = ["composed", "permutation", "permuted", "permuting"]
 
@@ -14,7 +13,7 @@ _MOVING = ("movedim", "moveaxis")
 _PERMUTING = ("permute", "transpose", "swapaxes", "swapdims", *_MOVING)
 
 
-def permuting(scope: Scope, node: ast.AST) -> Call | None:
+def permuting(scope: Kinds, node: ast.AST) -> Call | None:
     """``node`` as a permute or transpose of a tensor, its axes given."""
     call = scope.call(node)
     if call is None or call.name not in _PERMUTING or not call.arguments:
@@ -24,15 +23,22 @@ def permuting(scope: Scope, node: ast.AST) -> Call | None:
     return call if len(call.arguments) == 2 or scope.is_tensor(call.input) else None
 
 
-def permuted(scope: Scope, node: ast.expr) -> Call | None:
+def permuted(scope: Kinds, node: ast.expr) -> Call | None:
     """``node``, or what a name that is used nowhere else stands for, as a permute; made contiguous or not."""
     binding = scope.definition(node)
     if binding is not None:
-        node = scope.value_of(node) if len(binding.uses) == 1 else node
+        uses = [use for use in binding.uses if not _asks_for_type(scope, use)]
+        node = scope.value_of(node) if len(uses) == 1 else node
     call = scope.call(node)
     if call is not None and call.is_method and call.name == "contiguous":
         node = call.input
     return permuting(scope, node)
+
+
+def _asks_for_type(scope: Kinds, use: ast.Name) -> bool:
+    """``x.device``, ``x.dtype``: no matter how it is permuted."""
+    parent = scope.file.parents[use]
+    return isinstance(parent, ast.Attribute) and parent.attr in ("device", "dtype")
 
 
 def permutation(call: Call, rank: int | None) -> tuple[int, ...] | None:

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import ast
 import enum
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import TypeVar
 
+from svexport.advise.annotations import is_tensor_annotation, tensors_of_annotation
+from svexport.advise.guards import excuses
 from svexport.advise.source import Source
 from svexport.advise.torch_names import (
     ACTIVATIONS,
     DATA_CLASSES,
-    LABELS,
     METHODS,
     MODULE_BASES,
     RANKS,
     SAME_RANK,
-    TRACING,
     TRAINING_CLASSES,
     UNMISTAKABLE,
 )
 
-__all__ = ["Class", "File", "Function", "Reach", "is_tensor_annotation", "tensors_of_annotation"]
+__all__ = ["Class", "File", "Function", "Reach", "is_of_axes"]
 
 Node = TypeVar("Node", bound=ast.AST)
+Value = TypeVar("Value")
 _DEPTH = 20  # of names of layers that stand for others
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 # Begins of names of what prepares a model, or shows it.
@@ -72,6 +73,8 @@ class File:
                 function.owner.methods[function.name] = function
         for cls in self.classes.values():
             cls.settle()
+        for cls in self.classes.values():
+            cls.settle_set_up()
         for function in self.functions:  # outer ones come first
             function.settle()
 
@@ -146,19 +149,25 @@ class Class:
     @cached_property
     def bases(self) -> list[str]:
         """Dotted names of its bases, those of local bases included."""
-        names: list[str] = []
-        pending = [self]
-        seen = {self}
-        while pending:
-            for base in pending.pop().node.bases:
-                name = self.file.qualified(base.value if isinstance(base, ast.Subscript) else base)
-                local = self.file.classes.get(name or "")
-                if local is not None and local not in seen:
-                    seen.add(local)
-                    pending.append(local)
-                if name is not None:
-                    names.append(name)
-        return names
+        return [name for cls in self.line for name in cls._named]
+
+    @cached_property
+    def _named(self) -> list[str]:
+        names = [self.file.qualified(b.value if isinstance(b, ast.Subscript) else b) for b in self.node.bases]
+        return [name for name in names if name is not None]
+
+    @cached_property
+    def line(self) -> list[Class]:
+        """Itself, then its bases of this file, nearest first."""
+        line = [self]
+        for cls in line:
+            local = [self.file.classes[name] for name in cls._named if name in self.file.classes]
+            line += [base for base in local if base not in line]
+        return line
+
+    def method(self, name: str) -> Function | None:
+        """The method that ``self.name`` is, a base's included."""
+        return next((cls.methods[name] for cls in self.line if name in cls.methods), None)
 
     @cached_property
     def is_module(self) -> bool:
@@ -166,7 +175,7 @@ class Class:
         if any(name.endswith("autograd.Function") or name == "Function" for name in self.bases):
             return False
         return any(name.rpartition(".")[2].endswith(MODULE_BASES) for name in self.bases) or (
-            self.bases not in ([], ["object"]) and "forward" in self.methods
+            self.bases not in ([], ["object"]) and self.method("forward") is not None
         )
 
     @cached_property
@@ -196,15 +205,57 @@ class Class:
                         found.setdefault(part.attr, []).append(value)
         return found
 
+    def _inherited(self, own: Callable[[Class], dict[str, Value]]) -> dict[str, Value]:
+        """What a class and its bases say of attributes, each by the first that assigns it."""
+        found: dict[str, Value] = {}
+        known: set[str] = set()
+        for cls in self.line:
+            found |= {name: value for name, value in own(cls).items() if name.removeprefix("self.") not in known}
+            known |= cls._assigned.keys()
+        return found
+
+    @cached_property
+    def constants(self) -> dict[str, ast.expr]:
+        """What is assigned in the body of the class: ``MEAN = [0.485, 0.456, 0.406]``."""
+        assigned = [n for cls in reversed(self.line) for n in cls.node.body if isinstance(n, ast.Assign)]
+        return {t.id: node.value for node in assigned for t in node.targets if isinstance(t, ast.Name)}
+
     @cached_property
     def attributes(self) -> dict[str, ast.expr]:
         """What ``self.name`` is, where ``__init__`` assigns it once: ``{"conv": <nn.Conv2d(...)>}``."""
-        return {name: values[0] for name, values in self._assigned.items() if len(values) == 1}
+        return self._inherited(lambda cls: {name: v[0] for name, v in cls._assigned.items() if len(v) == 1})
+
+    @cached_property
+    def settled(self) -> frozenset[str]:
+        """Attributes that ``__init__`` or the class itself assigns, and no other method."""
+        changed = {
+            node.attr
+            for cls in self.line
+            for method in cls.methods.values()
+            for node in (method.every(ast.Attribute) if method.name != "__init__" else ())
+            if isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name) and node.value.id == "self"
+        }
+        return frozenset(self.constants).union(*(cls._assigned for cls in self.line)) - changed
+
+    @cached_property
+    def tensors(self) -> frozenset[str]:
+        """Attributes that are given a tensor: an argument of ``__init__`` that is annotated as one."""
+        return frozenset(name for cls in self.line for name in cls._given_tensors) & self.settled
+
+    @cached_property
+    def _given_tensors(self) -> set[str]:
+        init = self.methods.get("__init__")
+        given = (
+            {p.arg for p in init.parameters if is_tensor_annotation(p.annotation, self.file.qualified)}
+            if init
+            else set()
+        )
+        return {n for n, v in self._assigned.items() if all(isinstance(x, ast.Name) and x.id in given for x in v)}
 
     def default(self, attribute: str) -> ast.expr | None:
         """What ``self.attribute`` is, or has by default where an argument of ``__init__`` gives it."""
         value = self.attributes.get(attribute)
-        init = self.methods.get("__init__")
+        init = next((cls.methods.get("__init__") for cls in self.line if attribute in cls._assigned), None)
         if init is None or not isinstance(value, ast.Name):
             return value
         a = init.node.args
@@ -219,11 +270,15 @@ class Class:
 
         That of ``nn.Sequential`` is one that makes the same kind of tensor.
         """
-        return {f"self.{name}": found for name, v in self._assigned.items() if (found := self._of_all(v))}
+        return self._inherited(lambda cls: {f"self.{n}": f for n, v in cls._assigned.items() if (f := cls._of_all(v))})
 
     @cached_property
     def items(self) -> dict[str, list[str]]:
         """The same of what ``self.name`` is a list of."""
+        return self._inherited(lambda cls: cls._own_items)
+
+    @cached_property
+    def _own_items(self) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
         for name, values in self._assigned.items():
             parts = [part for value in values for part in self._parts(value)]
@@ -289,6 +344,10 @@ class Class:
     @cached_property
     def buffers(self) -> dict[str, ast.expr | None]:
         """Its buffers and parameters by name, with what they are made of, if that is one thing."""
+        return self._inherited(lambda cls: cls._own_buffers)
+
+    @cached_property
+    def _own_buffers(self) -> dict[str, ast.expr | None]:
         found: dict[str, ast.expr | None] = {}
         for name, values in self._assigned.items():
             if all((self._called(v) or "").rpartition(".")[2] == "Parameter" for v in values):
@@ -307,32 +366,28 @@ class Class:
         return self.file.qualified(node.func) if isinstance(node, ast.Call) else None
 
     def settle(self) -> None:
-        """Finds which methods a forward reaches."""
+        """Finds which methods a forward reaches, those of its bases in this file included."""
         if not self.is_module:
             return
-        pending = [name for name in self.methods if name == "forward" or name.startswith("forward_")]
+        names = {name for cls in self.line for name in cls.methods}
+        pending = [name for name in names if name == "forward" or name.startswith("forward_")]
+        seen: set[str] = set()
         while pending:
             name = pending.pop()
-            if name in self.reached or name not in self.methods:
-                continue
-            self.reached.add(name)
-            pending += self._mentioned(name)
-        pending = ["__init__"]  # what only set-up calls is part of it
+            method = self.method(name)
+            if name not in seen and method is not None and method.owner is not None:
+                seen.add(name)
+                method.owner.reached.add(name)
+                pending += method.mentioned()
+
+    def settle_set_up(self) -> None:
+        """Finds what only set-up calls, which is part of it."""
+        pending = ["__init__"] if self.is_module else []
         while pending:
             name = pending.pop()
             if name not in self.set_up and name in self.methods and name not in self.reached:
                 self.set_up.add(name)
-                pending += self._mentioned(name)
-
-    def _mentioned(self, name: str) -> list[str]:
-        """What a method takes from ``self``, but for what it does once or in training only."""
-        method = self.methods[name]
-        return [
-            node.attr
-            for node in method.every(ast.Attribute)
-            if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
-            if not method.guarded(node) and not method.is_kept(node)
-        ]
+                pending += self.methods[name].mentioned()
 
 
 class Function:
@@ -370,10 +425,30 @@ class Function:
         a = self.node.args
         return [*a.posonlyargs, *a.args, *a.kwonlyargs]
 
+    def mentioned(self) -> list[str]:
+        """What a method takes from ``self``, but for what it does once or in training only."""
+        return [
+            node.attr
+            for node in self.every(ast.Attribute)
+            if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            if not self.guarded(node) and not self.is_kept(node)
+        ]
+
     @cached_property
     def may_be_reached(self) -> bool:
         """Whether its name, decorators or class do not say that it is set-up, training or data."""
-        return not (self._is_set_up() or self._is_left_out() or (self.owner is not None and self.owner.is_data))
+        named = self.name.lstrip("_").startswith(_SET_UP)
+        of_data = self.owner is not None and self.owner.is_data
+        return not (named or self._is_set_up() or self._is_left_out() or of_data)
+
+    @cached_property
+    def takes_axes(self) -> bool:
+        """Whether it takes something apart along axes: ``x[..., :2]``, ``x[:, 0]``."""
+        given = {p.arg for p in self.parameters}
+        return any(
+            isinstance(node.value, ast.Name) and node.value.id in given and is_of_axes(node.slice)
+            for node in self.all(ast.Subscript)
+        )
 
     def settle(self) -> None:
         """Decides on ``reach``."""
@@ -386,11 +461,15 @@ class Function:
         elif self._takes_tensors():
             self.reach = Reach.TENSORS
 
+    @cached_property
+    def is_set_up_by_name(self) -> bool:
+        """Whether nothing but the begin of its name says that it is set-up: ``init_state``."""
+        return self.name.lstrip("_").startswith(_SET_UP) and not (self._is_set_up() or self._is_left_out())
+
     def _is_set_up(self) -> bool:
         bare = self.name.lstrip("_")
         return (
-            bare.startswith(_SET_UP)
-            or bare in ("init", "post_init", "new", "extra_repr", "repr__", "main", "setup")
+            bare in ("init", "post_init", "new", "extra_repr", "repr__", "main", "setup")
             or self.name == "__init__"
             or any(word in bare for word in ("loss", "train", "denois"))
             or (self.owner is not None and self.name in self.owner.set_up)
@@ -406,9 +485,12 @@ class Function:
 
     def _takes_tensors(self) -> bool:
         annotations = [p.annotation for p in self.parameters if p.annotation is not None]
-        if any(is_tensor_annotation(a, self.file) or tensors_of_annotation(a, self.file) for a in annotations):
+        if any(
+            is_tensor_annotation(a, self.file.qualified) or tensors_of_annotation(a, self.file.qualified)
+            for a in annotations
+        ):
             return True
-        if self._is_without_gradients():
+        if self.is_without_gradients:
             return True
         if self.owner is not None and not self.owner.is_module:
             return False
@@ -423,7 +505,8 @@ class Function:
             for n in self.all(ast.Call)
         )
 
-    def _is_without_gradients(self) -> bool:
+    @cached_property
+    def is_without_gradients(self) -> bool:
         """``@torch.no_grad()``, or ``with torch.inference_mode():`` around a part of it: it computes with tensors."""
         items = [item.context_expr for item in self.all(ast.withitem)]
         called = [node.func if isinstance(node, ast.Call) else node for node in (*self.node.decorator_list, *items)]
@@ -487,7 +570,7 @@ class Function:
                 if child is parent.test:
                     continue
                 body = parent.body if isinstance(parent.body, list) else [parent.body]
-                if _excuses(parent.test, child in body):
+                if excuses(parent.test, child in body):
                     return True
         return False
 
@@ -506,75 +589,12 @@ class Function:
         return node
 
 
-def _excuses(test: ast.expr, in_body: bool) -> bool:
-    words = {n.attr for n in ast.walk(test) if isinstance(n, ast.Attribute)}
-    words |= {n.id for n in ast.walk(test) if isinstance(n, ast.Name)}
-    if words & TRACING:
-        return True
-    negated = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
-    if any("loss" in word for word in words) and in_body:
-        return True
-    if "training" in words:
-        return in_body != negated
-    for node in ast.walk(test):
-        if isinstance(node, ast.Compare) and isinstance(node.comparators[0], ast.Constant):
-            if isinstance(node.ops[0], ast.IsNot) and in_body and _last_name(node.left).endswith(LABELS):
-                return True
-            # A cache that is filled once.
-            if isinstance(node.ops[0], ast.Is) and in_body and isinstance(node.left, ast.Attribute):
-                return True
-    return False
-
-
-def _last_name(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
-
-
 def _place(node: ast.AST) -> tuple[int, int]:
     return getattr(node, "lineno", 0), getattr(node, "col_offset", 0)
 
 
-def is_tensor_annotation(node: ast.AST | None, file: File) -> bool:
-    """Whether an annotation says one tensor, or None: ``Tensor``, ``Tensor | None``, ``Optional[Tensor]``."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        try:
-            node = ast.parse(node.value[:200], mode="eval").body
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return False
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
-        sides = [side for side in (node.left, node.right) if not _is_none(side)]
-        return bool(sides) and all(is_tensor_annotation(side, file) for side in sides)
-    if isinstance(node, ast.Subscript):
-        name = (file.qualified(node.value) or "").rpartition(".")[2]
-        if name == "Optional":
-            return is_tensor_annotation(node.slice, file)
-        if name == "Annotated" and isinstance(node.slice, ast.Tuple):
-            return is_tensor_annotation(node.slice.elts[0], file)
-        if name == "Union":
-            parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-            parts = [part for part in parts if not _is_none(part)]
-            return bool(parts) and all(is_tensor_annotation(part, file) for part in parts)
-        return False
-    if not isinstance(node, (ast.Name, ast.Attribute)):
-        return False
-    name = file.qualified(node) or ""
-    return name.rpartition(".")[2] in _TENSOR_TYPES and not name.startswith(("tensorflow", "tf.", "jax"))
-
-
-_TENSOR_TYPES = {"Tensor", *(f"{kind}Tensor" for kind in ("Float", "Long", "Bool", "Int", "Half", "Double", "Byte"))}
-
-
-def tensors_of_annotation(node: ast.AST, file: File) -> bool:
-    """Whether an annotation says several tensors: ``list[Tensor]``, ``Tuple[Tensor, Tensor]``, ``Sequence[Tensor]``."""
-    if not isinstance(node, ast.Subscript):
-        return False
-    name = (file.qualified(node.value) or "").rpartition(".")[2]
-    parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-    parts = [part for part in parts if not (isinstance(part, ast.Constant) and part.value is Ellipsis)]
-    if name not in ("list", "List", "tuple", "Tuple", "Sequence", "Iterable"):
-        return False
-    return bool(parts) and all(is_tensor_annotation(part, file) for part in parts)
-
-
-def _is_none(node: ast.AST) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None
+def is_of_axes(index: ast.expr) -> bool:
+    """``[..., :2]``, ``[:, None]``: of what has axes."""
+    items = index.elts if isinstance(index, ast.Tuple) else [index]
+    several = len(items) > 1 and any(isinstance(item, ast.Slice) for item in items)
+    return several or any(isinstance(item, ast.Constant) and item.value in (None, Ellipsis) for item in items)

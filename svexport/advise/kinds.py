@@ -8,14 +8,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+from svexport.advise.annotations import is_tensor_annotation, tensors_of_annotation
 from svexport.advise.flow import Binding, Flow
-from svexport.advise.functions import File, Function, Reach, is_tensor_annotation, tensors_of_annotation
+from svexport.advise.functions import File, Function, Reach, is_of_axes
 from svexport.advise.torch_names import (
     ELEMENTWISE_LAYERS,
     FUNCTIONS,
     LIKE_CREATORS,
     METHODS,
     MODULE_OUTPUT,
+    REDUCTIONS,
     SEVERAL,
     UNMISTAKABLE,
 )
@@ -121,6 +123,12 @@ class Kinds:
     def is_tensor(self, node: ast.AST) -> bool:
         """Whether an expression is known to be a tensor."""
         return self.kind(node) is Kind.TENSOR
+
+    def is_state(self, node: ast.expr) -> bool:
+        """Whether it is a buffer or parameter, of one size in every forward."""
+        name = self.file.qualified(self.value_of(node)) or ""
+        owner = self.function.owner
+        return owner is not None and name.startswith("self.") and name.removeprefix("self.") in owner.buffers
 
     def call(self, node: ast.AST) -> Call | None:
         """``node`` as a call of a torch function with an input, or of a method of what is not an imported module."""
@@ -335,9 +343,9 @@ class Kinds:
         parameter = binding.parameter
         assert parameter is not None
         if parameter.annotation is not None:
-            if is_tensor_annotation(parameter.annotation, self.file):
+            if is_tensor_annotation(parameter.annotation, self.file.qualified):
                 return Kind.TENSOR
-            return Kind.TENSORS if tensors_of_annotation(parameter.annotation, self.file) else None
+            return Kind.TENSORS if tensors_of_annotation(parameter.annotation, self.file.qualified) else None
         name = parameter.arg
         if any(self._asks_for_type(call, name) for call in self.function.all(ast.Call)):
             return None
@@ -365,12 +373,18 @@ class Kinds:
         owner = self.function.owner
         if owner is None:
             return None
-        attribute = name.removeprefix("self.")
-        if name.startswith("self.") and attribute in owner.methods:
-            return owner.methods[attribute]
-        classes = {self.file.classes.get(c) for c in self.layers(call.func)}
+        attribute = "forward" if name == "self" else name.removeprefix("self.")
+        method = owner.method(attribute) if name == "self" or name.startswith("self.") else None
+        if method is not None:
+            return method
+        layer: ast.expr = call.func
+        of_layer = "forward"
+        if not self.layers(layer) and isinstance(layer, ast.Attribute):  # self.cell.start(x)
+            of_layer = layer.attr
+            layer = layer.value
+        classes = {self.file.classes.get(c) for c in self.layers(layer)}
         (only,) = classes if len(classes) == 1 else (None,)
-        return only.methods.get("forward") if only is not None else None
+        return only.method(of_layer) if only is not None else None
 
     def _called(self, call: ast.Call) -> Kinds | None:
         target = self.target(call)
@@ -398,7 +412,7 @@ class Kinds:
 
     def _kind_returned(self, index: int | None) -> Kind | None:
         annotation = self.function.node.returns
-        if annotation is not None and index is None and is_tensor_annotation(annotation, self.file):
+        if annotation is not None and index is None and is_tensor_annotation(annotation, self.file.qualified):
             return Kind.TENSOR
         kinds = set()
         for node in self.function.all(ast.Return):
@@ -437,7 +451,7 @@ class Kinds:
                 return any(k.arg == "dim" for k in call.keywords)  # type: ignore[attr-defined]
             return called and parent.attr in methods - {"type", "take"}
         if isinstance(parent, ast.Subscript) and parent.value is use:
-            return in_forward and _is_of_axes(parent.slice)
+            return in_forward and is_of_axes(parent.slice)
         if not in_forward or not isinstance(parent, ast.Call) or parent.args[:1] != [use]:
             return False
         name = self.file.qualified(parent.func) or ""
@@ -467,11 +481,14 @@ class Kinds:
         call = self.call(node)
         if call is None:
             return None
+        dim = integer(call.keywords.get("dim"))  # numpy's is called axis
+        if call.name in ("max", "min") and integer(call.get(0, "dim")) is None:  # of all, or of two tensors
+            return Kind.TENSOR if self.is_tensor(call.input) else None
         if call.name in SEVERAL:
-            return Kind.TENSORS if not call.is_method or self.is_tensor(call.input) else None
+            return Kind.TENSORS if not call.is_method or dim is not None or self.is_tensor(call.input) else None
         if not call.is_method:
             return None
-        if call.name in UNMISTAKABLE:
+        if call.name in UNMISTAKABLE or (call.name in REDUCTIONS and dim is not None):
             return Kind.TENSOR
         if call.name == "size":
             if self.kind(call.input) is not Kind.TENSOR and not isinstance(call.input, (ast.Name, ast.Attribute)):
@@ -485,9 +502,12 @@ class Kinds:
             return Kind.SHAPE if not self._is_foreign(node.value) else None
         if node.attr in ("T", "mT", "data", "real", "imag", "grad", "H"):
             return self.kind(node.value)
+        if node.attr in ("values", "indices"):
+            call = self.call(self.value_of(node.value))
+            return Kind.TENSOR if call is not None and call.name in SEVERAL and self.kind(call.node) else None
         owner = self.function.owner
         if owner is not None and isinstance(node.value, ast.Name) and node.value.id == "self":
-            return Kind.TENSOR if node.attr in owner.buffers else None
+            return Kind.TENSOR if node.attr in owner.buffers or node.attr in owner.tensors else None
         return Kind.TENSOR if node.attr in ("weight", "bias") and self.layers(node.value) else None
 
     def _is_foreign(self, node: ast.AST) -> bool:
@@ -520,13 +540,6 @@ def argument(function: Function, call: ast.Call, name: str) -> ast.expr | None:
     given = call.args[: names.index(name) + 1] if name in names else []
     whole = name in names and len(given) > names.index(name) and not any(isinstance(a, ast.Starred) for a in given)
     return given[-1] if whole else None
-
-
-def _is_of_axes(index: ast.expr) -> bool:
-    """``[..., :2]``, ``[:, None]``: of what has axes."""
-    items = index.elts if isinstance(index, ast.Tuple) else [index]
-    several = len(items) > 1 and any(isinstance(item, ast.Slice) for item in items)
-    return several or any(isinstance(item, ast.Constant) and item.value is Ellipsis for item in items)
 
 
 def integer(node: ast.AST | None) -> int | None:

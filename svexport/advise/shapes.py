@@ -180,7 +180,7 @@ def _asks_for_rank(scope: Scope, use: ast.AST) -> bool:
 def _written_rank(scope: Scope, binding: Binding) -> int | None:
     """What a comment at the end of the statement, or the docstring, says: ``# (B, C, H, W)``, ``x: (B, N, C)``."""
     if binding.parameter is not None:
-        text = ast.get_docstring(scope.function.node) or ""
+        text = f"{ast.get_docstring(scope.function.node) or ''}\n{_first_comments(scope)}"
         found = re.search(rf"\b{re.escape(binding.parameter.arg)}\b[^\n(\[]{{0,24}}([(\[][^\n]*)", text)
         return _axes_of(found[1]) if found else None
     statement = binding.statement
@@ -191,10 +191,21 @@ def _written_rank(scope: Scope, binding: Binding) -> int | None:
     return _axes_of(found[1]) if found else None
 
 
+def _first_comments(scope: Scope) -> str:
+    """What stands between the head of a function and its first statement, or at the ends of these lines."""
+    body = scope.function.node.body
+    lines = range(scope.function.node.lineno, body[0].lineno)
+    if len(body) > 1 and ast.get_docstring(scope.function.node) is not None:
+        lines = range(scope.function.node.lineno, body[1].lineno)
+    return "\n".join(scope.source.comment(line) for line in lines)
+
+
 def _axes_of(text: str) -> int | None:
-    """How many axes ``(B, C, H, W)`` has; three or more, or two in capitals."""
+    """How many axes ``(B, C, H, W)`` has; three or more, or fewer in capitals: ``(N,)``."""
     found = re.match(r"[(\[]([\w\s*/+.,-]*)[)\]]", text)
     axes = [axis.strip() for axis in found[1].split(",")] if found else []
+    if len(axes) == 2 and not axes[1]:
+        return 1 if axes[0].isidentifier() and axes[0][:1].isupper() else None
     named = all(axis and not axis.startswith(".") and not axis.replace(".", "").isdigit() for axis in axes[:1])
     plain = named and all(re.fullmatch(r"[A-Za-z_]\w*(\s*[*/+-]\s*\w+)*|\d+", axis) for axis in axes)
     capitals = axes and all(axis[:1].isupper() or axis.isdigit() for axis in axes)
@@ -220,14 +231,17 @@ def _of_creation(scope: Scope, node: ast.expr | None) -> Shape:
         return _UNKNOWN
     name = (scope.file.qualified(node.func) or "").rpartition(".")
     if name[0] == "torch" and name[2] in CREATORS | {"rand", "randn"}:
-        return _sized(node.args[:1] if name[2] == "full" else node.args)
+        return _sized(scope, node.args[:1] if name[2] == "full" else node.args)
     if name[0] == "torch" and name[2] in ("arange", "linspace", "eye"):
         return Shape(rank=2 if name[2] == "eye" else 1)
     return _UNKNOWN
 
 
-def _sized(sizes: Sequence[ast.expr]) -> Shape:
-    """``1, n, 1`` or ``(1, n, 1)``."""
+def _sized(scope: Scope, sizes: Sequence[ast.expr]) -> Shape:
+    """``1, n, 1`` or ``(1, n, 1)``; ``x.shape[:2] + (3, 3)`` and ``*x.shape[:2], 3, 3``."""
+    if len(sizes) == 1 and isinstance(sizes[0], ast.BinOp) and isinstance(sizes[0].op, ast.Add):
+        sizes = [*(_front(scope, sizes[0].left)), *(_front(scope, sizes[0].right))]
+    sizes = [size for s in sizes for size in (_front(scope, s.value) if isinstance(s, ast.Starred) else [s])]
     if len(sizes) >= 1 and isinstance(sizes[0], (ast.Tuple, ast.List)):
         sizes = sizes[0].elts
     elif len(sizes) == 1 and integer(sizes[0]) is None:
@@ -235,6 +249,17 @@ def _sized(sizes: Sequence[ast.expr]) -> Shape:
     if not sizes or any(isinstance(size, ast.Starred) for size in sizes):
         return _UNKNOWN
     return Shape(frozenset(i for i, size in enumerate(sizes) if integer(size) == 1), len(sizes))
+
+
+def _front(scope: Scope, sizes: ast.expr) -> list[ast.expr]:
+    """Sizes that are written out, or as many as ``x.shape[:2]`` has; one that is starred where that is not known."""
+    if isinstance(sizes, (ast.Tuple, ast.List)):
+        return sizes.elts
+    taken = sizes.slice if isinstance(sizes, ast.Subscript) and scope.kind(sizes.value) is Kind.SHAPE else None
+    count = integer(taken.upper) if isinstance(taken, ast.Slice) and taken.lower is None else None
+    if not isinstance(sizes, ast.Subscript) or count is None or count < 0:
+        return [ast.Starred(sizes)]
+    return [ast.Subscript(sizes.value, ast.Constant(i)) for i in range(count)]
 
 
 def _complete(index: ast.expr) -> int | None:
@@ -343,7 +368,9 @@ def _of_call(scope: Scope, node: ast.Call, depth: int) -> Shape:
             before = shape(scope, node.args[0], depth)
             last = {-1, before.rank - 1 if before.rank is not None else -1}
             return Shape(before.ones - last if layers == ["torch.nn.Linear"] else before.ones, before.rank)
-        return _UNKNOWN
+        return _of_returned(scope, node, depth)
+    if scope.target(node) is not None:
+        return _of_returned(scope, node, depth)
     call = scope.call(node)
     made = _of_creation(scope, node)
     if call is None or made is not _UNKNOWN:
@@ -353,11 +380,11 @@ def _of_call(scope: Scope, node: ast.Call, depth: int) -> Shape:
     if call.name == "unsqueeze":
         return _unsqueezed(shape(scope, call.input, depth), integer(call.get(0, "dim")))
     if call.is_method and call.name in ("view", "reshape", "new_zeros", "new_ones", "new_empty"):
-        return _sized(call.arguments)
+        return _sized(scope, call.arguments)
     if call.is_method and call.name in ("expand", "repeat"):
-        return Shape(rank=_sized(call.arguments).rank)
+        return Shape(rank=_sized(scope, call.arguments).rank)
     if call.name == "reshape":
-        return _sized(call.arguments)
+        return _sized(scope, call.arguments)
     if call.name in SAME_SHAPE | LIKE_CREATORS:
         return shape(scope, call.input, depth)
     if call.name in ARITHMETIC:
@@ -414,10 +441,7 @@ def _of_other(scope: Scope, call: Call, depth: int) -> Shape:
             return _UNKNOWN
         return Shape(rank=len(equation.partition("->")[2].replace(" ", "")))
     if call.name in ("cat", "concat", "concatenate", "stack"):
-        items = call.input.elts if isinstance(call.input, (ast.List, ast.Tuple)) else []
-        ranks = {shape(scope, item, depth).rank for item in items[:4]} - {None}
-        rank = ranks.pop() if len(ranks) == 1 else None
-        return Shape(rank=rank + 1 if rank is not None and call.name == "stack" else rank)
+        return _of_joined(scope, call, depth)
     before = shape(scope, call.input, depth)
     if call.name in ("permute", "transpose", "movedim", "swapaxes"):
         told = (
@@ -438,6 +462,51 @@ def _of_other(scope: Scope, call: Call, depth: int) -> Shape:
     if call.name in REDUCTIONS | {"max", "min"}:
         return _reduced(before, call)
     return _UNKNOWN
+
+
+def _of_joined(scope: Scope, call: Call, depth: int) -> Shape:
+    """Of ``cat`` and ``stack`` of what is written out, or of a list that is filled."""
+    items = call.input.elts if isinstance(call.input, (ast.List, ast.Tuple)) else _appended(scope, call.input)
+    known = [shape(scope, item, depth) for item in items[:4]]
+    ranks = {one.rank for one in known} - {None}
+    rank = ranks.pop() if len(ranks) == 1 else None
+    if call.name == "stack":
+        return Shape(rank=rank + 1 if rank is not None else None)
+    dim = integer(call.get(0, "dim") or ast.Constant(0))
+    if dim is None or rank is None or len(known) < len(items) or any(one.rank is None for one in known):
+        return Shape(rank=rank)
+    return Shape.of(frozenset.intersection(*(one.ones for one in known)) - {dim % rank}, rank)
+
+
+def _appended(scope: Scope, node: ast.expr) -> list[ast.expr]:
+    """What a list that begins empty is filled with, if nothing else is done with it before."""
+    made = scope.value_of(node)
+    binding = scope.definition(node)
+    if binding is None or not isinstance(made, ast.List) or made.elts:
+        return []
+    found = []
+    for use in binding.uses:
+        filling = scope.parent(use)
+        if use is node or not isinstance(filling, ast.Attribute):
+            continue
+        call = scope.parent(filling)
+        if filling.attr != "append" or not isinstance(call, ast.Call) or len(call.args) != 1:
+            return []
+        found.append(call.args[0])
+    return found
+
+
+def _of_returned(scope: Scope, node: ast.Call, depth: int) -> Shape:
+    """Of what a function, method or layer of the file returns."""
+    target = scope.target(node)
+    callee = scope.peers.get(target) if target is not None else None
+    returned = [r.value for r in target.all(ast.Return)] if target is not None else []
+    if not isinstance(callee, Scope) or not returned or any(value is None for value in returned):
+        return _UNKNOWN
+    known = [shape(callee, value, depth) for value in returned if value is not None]
+    ranks = {one.rank for one in known}
+    rank = ranks.pop() if len(ranks) == 1 else None
+    return Shape.of(frozenset.intersection(*(one.ones for one in known)), rank)
 
 
 def _unsqueezed(before: Shape, axis: int | None) -> Shape:

@@ -87,7 +87,9 @@ FUNCTIONS = (
     )
 )
 # Functions and methods that return several tensors.
-SEVERAL = _set("split chunk unbind tensor_split meshgrid broadcast_tensors topk sort")
+SEVERAL = _set(
+    "split chunk unbind tensor_split meshgrid broadcast_tensors topk sort max min median mode kthvalue cummax cummin"
+)
 
 # What reads a channels-last tensor as it is.
 CONVOLUTIONS = _set(

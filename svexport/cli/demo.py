@@ -149,7 +149,7 @@ def _write_page(runs: list[Run], page: Path) -> None:
     ]
     body = [html.table(("model", "opset", "file", "nodes", "svexport nodes", "max abs error", "", "seconds"), rows)]
     for r in runs:
-        pieces = [f'<p class="fail">{escape(r.error)}</p>'] if r.report is None else r.report.html_body()
+        pieces = [html.verdict(r.error, "fail")] if r.report is None else r.report.html_body()
         body.append(
             f'<article id="{escape(r.model)}-{r.opset}" style="margin-top: 4rem">\n'
             f"<h1>{escape(r.model)} at opset {r.opset}</h1>\n" + "\n".join(pieces) + "\n</article>"

@@ -97,7 +97,7 @@ def print_report(
         from IPython.display import HTML, display
 
         body = [html.section(title, html.table(columns, rows)) for title, columns, rows in tables]
-        verdict = f'<p class="{"fail" if outputs.fault else "ok"}">{escape(line)}</p>' if line else ""
+        verdict = html.verdict(line, "fail" if outputs.fault else "ok") if line else ""
         display(HTML(html.fragment(*body, verdict, *(f"<p>{escape(note)}</p>" for note in notes))))
         return
     for title, columns, rows in tables:

@@ -6,7 +6,6 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +184,7 @@ class ExportReport:
     def html_body(self, picture: Callable[..., str] = html.picture) -> list[str]:
         """The report as pieces of a page: verdict, parity, nodes, details; ``picture`` draws."""
         verdict = "Not compared with torch (verify=False)"
+        kind = "ok" if self.verified else "warning" if all(p.ok for p in self.parity) else "fail"
         parity = []
         if self.parity:
             outputs, runs = (list(dict.fromkeys(getattr(p, key) for p in self.parity)) for key in ("name", "run"))
@@ -207,7 +207,7 @@ class ExportReport:
             nodes.append(html.folded("each by name", html.table(header, rows)))
         kept = self._kept_rows()
         return [
-            f'<p class="{"ok" if self.verified else "fail"}">{escape(verdict)}</p>',
+            html.verdict(verdict, kind),
             *parity,
             html.section("Nodes", *nodes),
             *([html.section("Float32 in a half model", html.table(kept[0], kept[1:]))] if kept else []),

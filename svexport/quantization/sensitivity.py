@@ -108,7 +108,7 @@ class Sensitivity:
             html.section(
                 "Layers by what is lost",
                 picture("what is lost by layer", html.ranking_figure, *columns, self.loss),
-                html.table(("layer", "alone", "rest"), rows),
+                html.table(("layer", "it alone", "all below it"), rows),
             ),
         ]
 
@@ -118,7 +118,7 @@ class Sensitivity:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table("layer", "alone", "rest", box=box.SIMPLE_HEAD)
+        table = Table("layer", "it alone", "all below it", box=box.SIMPLE_HEAD)
         for one in self.layers:
             table.add_row(Text(one.name), f"{one.loss:.3g}", f"{one.rest:.3g}")
         return [Text(f"{self.model}: {self.unit} {self.loss:.3g} with all layers quantized", "bold"), table]

@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from typing import Any, overload
 
@@ -136,7 +135,7 @@ class Comparison:
         """The comparison as pieces of a page: verdict, outputs, layers, notes; ``picture`` draws."""
         failed = [i for i, p in enumerate(self.outputs) if not p.ok]
         body = [
-            f'<p class="{"ok" if self.ok else "fail"}">{escape(self._verdict().capitalize())}</p>',
+            html.verdict(self._verdict().capitalize(), "ok" if self.ok else "fail"),
             html.section(
                 "Outputs",
                 picture("errors of each output", html.error_figure, self.outputs, self.atol),

@@ -210,9 +210,10 @@ class BuildReport:
         return [(header, rows) for header, rows in lists if rows]
 
     def _facts(self) -> list[tuple[str, str]]:
-        kinds = [f"{len(self.layers)} layers"]
+        layers, reformats = len(self.layers), len(self.reformats)
+        kinds = [f"{layers} layer{'s' * (layers != 1)}"]
         kinds += [f"{len(self.fused)} of several nodes"] if self.fused else []
-        kinds += [f"{len(self.reformats)} reformats"] if self.reformats else []
+        kinds += [f"{reformats} reformat{'s' * (reformats != 1)}"] if reformats else []
         return [
             ("built by", f"TensorRT {self.tensorrt} on {self.device}"),
             ("plan", f"{self.bytes / 1e6:.2f} MB, {', '.join(kinds)}"),

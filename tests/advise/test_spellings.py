@@ -108,6 +108,52 @@ def codes(lines, folder, parameters="x: Tensor, y: Tensor, p"):
         ("z = x.new_zeros(4, 3, 6); for d in range(3):;     z[:, d, d:] = x[:, d:]; return z", "SVX105"),
         ("z = torch.zeros_like(x); for a, b in p:;     z[:, a] = x[:, b] - y[:, a]; return z", "SVX105"),
         ("z = y.clone(); z[:, :1] = x[:, :1] * 2; z[:, 1:2] = x[:, 1:2] + 2; return z", "SVX105"),
+        (
+            "z = x.new_zeros(4, 6); for i in range(2):;     for j in range(3):;         z[:, i * 3 + j] = x[:, i] * j; "
+            "return z",
+            "SVX105",
+        ),
+        (
+            "k = 0; z = x.new_zeros(4, 6); for i in range(2):;     for j in range(3):;         z[:, k] = x[:, i] * j;"
+            "         k += 1; return z",
+            "SVX105",
+        ),
+        ("z = x / 2; z = z.permute(0, 2, 1); z[..., 0] /= 3; z[..., 1] /= 5; return z", "SVX105"),
+        ("return [torch.nonzero(row > 0) for row in x]", "SVX104"),
+        ("for i in range(x.shape[0]): p.append(x[i].nonzero()); return p", "SVX104"),
+        ("z = [torch.nonzero(row) for row in x]; return [row.flip(1) for row in z]", "SVX104"),
+        ("return x.softmax(-1).topk(2).indices", "SVX304"),
+        ("_, order = x.sigmoid().sort(1); return order", "SVX304"),
+        ("return torch.softmax(x, -1).argsort()", "SVX304"),
+        ("return torch.zeros(3, 2).to(x)", "SVX202"),
+        ("return torch.arange(3).to(x.device)", "SVX202"),
+        ("return torch.zeros(3, 2).cuda()", "SVX202"),
+        ("return x.permute(0, 2, 1).mul(255).round()", "SVX205"),
+        ("return torch.floor(x.permute(0, 2, 1) * 2 + 1)", "SVX205"),
+        ("y = x.permute(0, 2, 1); p.to(y.device); y = torch.tanh(y); return y", "SVX205"),
+        ("z = torch.log(x / (1 - x)); z = z.masked_fill(y > 0, 0); return z", "SVX303"),
+        ("best = x.argmax(-1); return torch.stack([y[i, best[i]] for i in range(x.shape[0])])", "SVX102"),
+        ("best = x.max(1); return torch.stack([y[i, best.indices[i]] for i in range(x.shape[0])])", "SVX102"),
+        ("best = self.conv(p).max(1).indices; return len(best)", "SVX103"),
+        ("values, _ = x.topk(2); return len(values)", "SVX103"),
+        ("return torch.softmax(x, 1).flatten(2).argmax(1)", "SVX304"),
+        ("return x.softmax(1).permute(0, 2, 3, 1).contiguous().argmax(-1)", "SVX304"),
+        ("return torch.linspace(0, 1, steps=5, device=x.device)", "SVX106"),
+        ("return torch.cat([x[:, :, a::2, b::2] for a, b in ((0, 0), (1, 0), (0, 1), (1, 1))], 1)", "SVX203"),
+        ("z = x.new_zeros(4, 2); z[:, 0], z[:, 1] = x[:, 1], x[:, 0]; return z", "SVX105"),
+        ("z = torch.empty(*x.shape, 2); z[..., 0] = x; z[..., 1] = y; return z", "SVX105"),
+        (
+            "z = []; for i in p:;     z.append(x.view(1, -1, 4)); z = torch.cat(z, 1); return y + z.repeat(3, 1, 1)",
+            "SVX201",
+        ),
+        ("p = p[None] + 1; return len(p)", "SVX103"),
+        ("return torch.linspace(start=0, end=1, steps=5, device=x.device)", "SVX106"),
+        ("return torch.stack([torch.where(b, a, -a) for a, b in zip(x, y)])", "SVX102"),
+        ("_, i = p.max(dim=1); return [int(i[k]) for k in range(3)]", "SVX101"),
+        ("z = x.new_zeros(x.shape[:2] + (3, 3)); return (z[:, :, None] * y.view(2, 2, 4, 1, 3)).sum(-1)", "SVX301"),
+        ("z = torch.zeros(*x.shape[:2], 3, 3); return (z[:, :, None] * y.view(2, 2, 4, 1, 3)).sum(-1)", "SVX301"),
+        ("i = x.topk(2).indices; return torch.stack([a[b] for a, b in zip(y, i)])", "SVX102"),
+        ("# x: (B, N, C), y: (K,); return (x.unsqueeze(-1) * torch.stack((y, y))[None, None]).sum(2)", "SVX301"),
     ],
 )
 def test_found(tmp_path, habit, code):
@@ -163,6 +209,29 @@ def test_found(tmp_path, habit, code):
         "z = y.clone(); for a, b in p:;     z[:, a] = self.q(x[:, b]); return z",
         "z = x.clone(); z[..., p] = x[..., p] * 2; z[..., 1:3] = x[..., 1:3]; return z",
         "return x * self.token.repeat(1, 1, 2), x * self.up(p).repeat(1, 1, 2, 2)",
+        "z = x.new_zeros(4, 6); for i in range(2):;     for j in range(3):;         z[:, i * 2 + j] = x[:, i]; "
+        "return z",
+        "k = 0; z = x.new_zeros(4, 6); for i in range(6):;     if i > p:;         z[:, k] = x[:, i];         k += 1; "
+        "return z",
+        "k = 1; z = x.new_zeros(4, 6); for i in range(5):;     z[:, k] = x[:, i];     k += 1; return z",
+        "z = x / 2; a = z.permute(0, 2, 1); a[..., 0] = 3; a[..., 1] = 5; return z, a",
+        "return [torch.nonzero(x == i) for i in range(p)]",
+        "return x.softmax(1).topk(2).indices, x.softmax(-1).topk(2).values",
+        "return torch.zeros(3).to(p), torch.rand(3).to(x.device), torch.arange(p).to(torch.int32)",
+        "return x.permute(0, 2, 1) / 255.0, (x.permute(0, 2, 1) * 0.5).round(), x.permute(0, 2, 1).mul(p).round()",
+        "z = torch.log(x / (1 - x)); keep = x > 0.01; z = z.masked_fill(~keep, 0); return z",
+        "z = torch.log(x / (1 - x)); return torch.where(torch.isfinite(z), z, y)",
+        "keep = x > 0; return torch.cat([y[i, keep[i]] for i in range(x.shape[0])])",
+        "return len(p.max(1)), len(p.indices)",
+        "return torch.softmax(x, 2).flatten(2).argmax(1), x.softmax(1).permute(0, 2, 3, 1).argmax(1)",
+        "return torch.linspace(0, 1, steps=p, device=x.device)",
+        "return torch.cat([x[:, :, a::2, b::2] for a, b in ((0, 0), (1, 0), (0, 1), (0, 1))], 1)",
+        "return torch.cat([x[:, :, a::2, b::2] for a, b in p], 1)",
+        "return torch.linspace(start=0, end=p, steps=5, device=x.device)",
+        "n = len(x); return x if n > 3 else x[: max(n, 2)]",
+        "i = x > 0; return torch.cat([a[b] for a, b in zip(y, i)])",
+        "return len(self.token), [x * torch.relu(row) for row in self.token]",
+        "z = []; for i in p:;     z.append(x.view(1, -1, 4)); z = torch.cat(z, 0); return y + z.repeat(3, 1, 1)",
     ],
 )
 def test_not_found(tmp_path, text):
@@ -200,6 +269,71 @@ def test_functions_without_gradients_take_tensors(tmp_path, head, found):
     assert [f.code for f in advise([path]).findings] == found
 
 
+@pytest.mark.parametrize(("axis", "found"), [("dim=-1", ["SVX101"]), ("axis=-1", []), ('dim="time"', [])])
+def test_reductions_along_a_dim_are_of_tensors(tmp_path, axis, found):
+    """Numpy's along an axis, and those of other libraries along a name, are not."""
+    path = tmp_path / "metrics.py"
+    body = f"    d = (a[0] - b).norm({axis})\n    return [float(d[i]) for i in range(3)]\n"
+    path.write_text(f"import torch\n\n\n@torch.no_grad()\ndef f(a, b):\n{body}")
+    assert [f.code for f in advise([path]).findings] == found
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "found"),
+    [
+        ("start", "return torch.zeros(3, 2).type_as(y)", ["SVX202"]),
+        ("init_state", "return torch.zeros(3, 2).type_as(y)", ["SVX202"]),
+        ("init_weights", "return torch.zeros(3, 2).type_as(self.weight)", []),
+        ("train_step", "return torch.zeros(3, 2).type_as(y)", []),
+    ],
+)
+def test_methods_that_a_forward_gives_tensors_are_reached(tmp_path, name, line, found):
+    path = tmp_path / "model.py"
+    given = "y" if "y)" in line else "n"
+    path.write_text(
+        f"import torch\n\n\nclass Cell(torch.nn.Module):\n    def {name}(self, {given}):\n        {line}\n\n\n"
+        "class Model(torch.nn.Module):\n    def __init__(self):\n        self.cell = Cell()\n\n"
+        f"    def forward(self, x: torch.Tensor, n):\n        return self.cell.{name}({'x' if given == 'y' else 'n'})\n"
+    )
+    assert [f.code for f in advise([path]).findings] == found
+
+
+@pytest.mark.parametrize(
+    ("loop", "values", "found"),
+    [
+        ("for x in loader", ".tolist()", []),
+        ("for x, y in zip(loader, paths)", ".tolist()", []),
+        ("for x in loader", ".sum().item()", ["SVX101"]),  # which a sum on the device does without
+        ("for x in range(8)", ".tolist()", ["SVX101"]),
+    ],
+)
+def test_lists_of_a_batch_are_taken_batch_by_batch(tmp_path, loop, values, found):
+    path = tmp_path / "metrics.py"
+    body = f"    {loop}:\n        yield net(x).argmax(dim=1){values}\n"
+    path.write_text(f"import torch\n\n\n@torch.no_grad()\ndef f(net, loader, paths):\n{body}")
+    assert [f.code for f in advise([path]).findings] == found
+
+
+@pytest.mark.parametrize(
+    ("made", "found"),
+    [("net(x)", ["SVX101"]), ("net(x).cpu()", []), ("net(x).detach().cpu().numpy()", []), ("np.load(x)", [])],
+)
+def test_values_on_the_host_are_not_waited_for(tmp_path, made, found):
+    path = tmp_path / "metrics.py"
+    body = f"    y = {made}\n    return [y[i].item() for i in range(8)]\n"
+    path.write_text(f"import numpy as np\nimport torch\n\n\n@torch.no_grad()\ndef f(net, x):\n{body}")
+    assert [f.code for f in advise([path]).findings] == found
+
+
+def test_what_a_module_returns_it_returns_to_itself(tmp_path):
+    path = tmp_path / "model.py"
+    forward = "    def forward(self, x):\n        return x.relu()\n\n"
+    body = "        for row in self(x):\n            yield row.mean().item()\n"
+    head = "    @torch.no_grad()\n    def each(self, x):\n"
+    path.write_text(f"import torch\n\n\nclass Model(torch.nn.Module):\n{forward}{head}{body}")
+    assert [f.code for f in advise([path]).findings] == ["SVX101"]
+
+
 @pytest.mark.parametrize(("call", "found"), [("self(x)", ["SVX304"]), ("self.forward(x)", ["SVX304"]), ("x", [])])
 def test_a_method_that_runs_the_forward_takes_tensors(tmp_path, call, found):
     path = tmp_path / "model.py"
@@ -226,10 +360,15 @@ LIMITS = [0.0, 1.0]
 
 
 class Inner(nn.Module):
-    def __init__(self, sizes=(1.0, 2.0), count=2):
+    MEAN = (0.5, 0.25)
+
+    def __init__(self, bins, sizes=(1.0, 2.0)):
         super().__init__()
         self.sizes = sizes
-        self.count = count
+        self.bins, self.count = bins, 2 * bins
+
+    def grow(self):
+        self.count += 1
 
     def forward(self, y):
         return {inner}, 3
@@ -240,6 +379,9 @@ class Model(nn.Module):
         super().__init__()
         self.inner = Inner()
         self.other = layer
+
+    def image(self, x):
+        return x.float().permute(0, 3, 1, 2)
 
     def forward(self, x: Tensor, p):
         {lines}
@@ -265,11 +407,21 @@ class Model(nn.Module):
         ("", "len(y)", "return self.inner(p)", []),
         # Constants are what the file, or the default of an argument, says.
         ("", "y * torch.tensor(self.sizes)", "return x", ["SVX106"]),
+        ("", "y * torch.linspace(0, self.bins - 1, self.bins, device=y.device)", "return x", ["SVX106"]),
         ("", "y * torch.tensor(self.count)", "return x", []),
         ("", "y", "return x * torch.tensor(LIMITS)", ["SVX106"]),
         ("", "y", "LIMITS = p\n        return x * torch.tensor(LIMITS)", []),
         ("def f(p: Tensor):\n    return p * torch.tensor([1.0, 2.0])", "y", "return f(x)", ["SVX106"]),
         ("def f(p: Tensor):\n    return p * torch.arange(8)", "y", "return f(x)", []),
+        ("def f(p):\n    return p.view(1, -1)", "y", "return x * f(p).repeat(3, 1)", ["SVX201"]),
+        ("def f(p):\n    return p.view(2, -1)", "y", "return x * f(p).repeat(3, 1)", []),
+        ("", "y * torch.tensor(self.MEAN)", "return x", ["SVX106"]),
+        # What a forward gives is taken apart along axes: a tensor.
+        ("def f(p):\n    return p[..., [0, 1]] * 2", "y", "return f(p)", ["SVX204"]),
+        ("def f(p):\n    return p[0] * 2, [0, 1]", "y", "return f(p)", []),
+        # The order of axes is told by what makes the tensor.
+        ("", "y", "return torch.conv2d(self.image(x).contiguous(), p)", ["SVX207"]),
+        ("", "y", "return torch.conv2d(self.other(x).contiguous(), p)", []),
     ],
 )
 def test_what_other_functions_tell(tmp_path, helper, inner, lines, found):
@@ -278,3 +430,41 @@ def test_what_other_functions_tell(tmp_path, helper, inner, lines, found):
     report = advise([path])
     assert not report.unread
     assert [f.code for f in report.findings] == found
+
+
+BASE = """import torch
+from torch import nn, Tensor
+
+
+class Base{bases}:
+    def __init__(self, anchors: Tensor, dim=8):
+        super().__init__()
+        self.conv = nn.Conv2d(3, dim, 1)
+        self.anchors = anchors
+
+    def decode(self, x):
+        return {decode}
+
+
+class Head(Base):
+    def forward(self, x):
+        return {head}
+"""
+
+
+@pytest.mark.parametrize("bases", ["(nn.Module)", ""])
+@pytest.mark.parametrize(
+    ("decode", "head", "found"),
+    [
+        ("torch.cat((x, x), 1).nonzero()", "self.decode(x)", ["SVX104"]),
+        ("torch.cat((x, x), 1).nonzero()", "x", []),
+        ("x", "len(self.conv(x)[0])", ["SVX103"]),
+        ("x", "len(self.lin(x)[0])", []),
+        ("x", "len(self.anchors)", ["SVX103"]),
+        ("len(x)", "self.decode(self.conv(x))", ["SVX103"]),
+    ],
+)
+def test_what_a_base_has_its_heirs_have(tmp_path, bases, decode, head, found):
+    path = tmp_path / "model.py"
+    path.write_text(BASE.format(bases=bases, decode=decode, head=head))
+    assert [f.code for f in advise([path]).findings] == found

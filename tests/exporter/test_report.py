@@ -124,7 +124,7 @@ def test_failed_and_unverified(report):
     assert '<p class="fail">Not verified: 1 output on given inputs, largest absolute error 1.0e+00</p>' in failed
     bare = replace(report, parity=[], svexport_nodes=[], notes=[])
     page = bare._repr_html_()
-    assert '<p class="fail">Not compared with torch (verify=False)</p>' in page
+    assert '<p class="warning">Not compared with torch (verify=False)</p>' in page
     assert "Parity" not in page
     assert "Notes" not in page
     assert "not verified" in str(bare)

@@ -1,4 +1,4 @@
-"""SVX304: softmaxes for nothing but their argmax."""
+"""SVX304: softmaxes for nothing but an order."""
 
 from __future__ import annotations
 
@@ -23,25 +23,47 @@ def find(scope: Scope) -> Iterator[Found]:
             if value is made or binding is None or len(binding.uses) != 1:
                 continue
             made = value
+        made, dim = _unshaped(scope, made, _dim(call))
         inner = scope.call(made)
         if inner is None or inner.name not in ("softmax", "log_softmax", "sigmoid"):
             continue
-        dim = integer(call.get(0, "dim", "axis"))
         if inner.name != "sigmoid" and (dim is None or integer(inner.get(0, "dim", "axis")) != dim):
             continue
         yield Found(node, f"`{inner.name}` keeps the order: take `{call.name}` of what it is given")
 
 
 def _is_argmax(scope: Scope, call: Call) -> bool:
-    """``argmax``, or ``max`` along an axis for its indices alone: ``x.max(-1)[1]``, ``_, label = x.max(-1)``."""
-    if call.name != "max" or integer(call.get(0, "dim", "axis")) is None:
-        return call.name == "argmax"
+    """``argmax`` and ``argsort``, or what has indices taken alone: ``x.max(-1)[1]``, ``_, label = x.topk(2)``."""
+    if call.name not in ("max", "topk", "sort"):
+        return call.name in ("argmax", "argsort")
+    if call.name == "max" and integer(call.get(0, "dim", "axis")) is None:
+        return False
     taken = scope.parent(call.node)
     if isinstance(taken, ast.Subscript):
         return integer(taken.slice) in (1, -1)
     if isinstance(taken, ast.Assign) and isinstance(target := taken.targets[0], ast.Tuple):
         return isinstance(first := target.elts[0], ast.Name) and first.id == "_"
     return isinstance(taken, ast.Attribute) and taken.attr == "indices"
+
+
+def _unshaped(scope: Scope, node: ast.expr, dim: int | None) -> tuple[ast.expr, int | None]:
+    """What is flattened behind an axis, or permuted, before the order along it is asked for; and that axis there."""
+    call = scope.call(node)
+    while call is not None and dim is not None and call.name in ("flatten", "permute", "contiguous"):
+        if call.name == "permute":
+            if call.dims is None or not -len(call.dims) <= dim < len(call.dims):
+                break
+            dim = call.dims[dim]
+        elif call.name == "flatten" and not 0 <= dim < (integer(call.get(0, "start_dim")) or 0):
+            break
+        node, call = call.input, scope.call(call.input)
+    return node, dim
+
+
+def _dim(call: Call) -> int | None:
+    """The axis of it, by its default where that is the last."""
+    given = call.get(1 if call.name == "topk" else 0, "dim", "axis")
+    return -1 if given is None and call.name in ("topk", "sort", "argsort") else integer(given)
 
 
 RULE = Rule(

@@ -6,10 +6,13 @@ import ast
 from collections.abc import Iterator
 
 from svexport.advise.axes import permuting
+from svexport.advise.kinds import Kinds
 from svexport.advise.rule import Found, Rule, Scope
 from svexport.advise.torch_names import CONVOLUTIONS
 
 __all__ = ["RULE"]
+
+_DEPTH = 4  # of functions that call others
 
 
 def find(scope: Scope) -> Iterator[Found]:
@@ -28,13 +31,18 @@ def find(scope: Scope) -> Iterator[Found]:
         yield Found(node, message)
 
 
-def _is_to_front(scope: Scope, node: ast.expr) -> bool:
-    """``x.permute(0, 3, 1, 2)`` or ``x.movedim(-1, 1)``."""
+def _is_to_front(scope: Kinds, node: ast.expr, depth: int = 0) -> bool:
+    """``x.permute(0, 3, 1, 2)`` or ``x.movedim(-1, 1)``, or what a function of the file makes by that."""
     moved = scope.call(node)
     if moved is not None and moved.is_method and moved.name in ("float", "half", "to", "type_as"):
-        return _is_to_front(scope, moved.input)  # a cast keeps the order in memory
+        return _is_to_front(scope, moved.input, depth)  # a cast keeps the order in memory
     if moved is not None and moved.name in ("movedim", "moveaxis"):
         return moved.dims in ((-1, 1), (3, 1))
+    target = scope.target(node) if isinstance(node, ast.Call) else None
+    made = scope.peers.get(target) if target is not None else None
+    if made is not None and depth < _DEPTH:
+        returned = [n.value for n in made.function.all(ast.Return)]
+        return bool(returned) and all(r is not None and _is_to_front(made, r, depth + 1) for r in returned)
     permuted = permuting(scope, node)
     return permuted is not None and permuted.name == "permute" and permuted.dims in ((0, 3, 1, 2), (0, -1, 1, 2))
 

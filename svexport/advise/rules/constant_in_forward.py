@@ -29,6 +29,7 @@ _MAKERS = {
     )
 }
 _ON_DEVICE = ("torch.arange", "torch.linspace", "torch.logspace", "torch.eye")
+_OF_CONSTANTS = ("numpy.array", "numpy.asarray", "numpy.arange", "numpy.linspace", "int", "float", "len", "min", "max")
 _NUMBERS = ("math.pi", "math.e", "math.inf", "numpy.pi", "numpy.inf", "torch.pi", "torch.inf")
 
 
@@ -45,9 +46,10 @@ def find(scope: Scope) -> Iterator[Found]:
             name = call.name
         if owner is None and name in _ON_DEVICE:
             continue  # what a function makes where it is needed
-        if not node.args or not all(_is_constant(scope, a) for a in node.args):
+        told = [*node.args, *(k.value for k in node.keywords if k.arg not in ("device", "dtype"))]
+        if not told or not all(_is_constant(scope, value, name in _ON_DEVICE) for value in told):
             continue
-        if any(k.arg not in ("device", "dtype") for k in node.keywords) or scope.function.guarded(node):
+        if scope.function.guarded(node):
             continue
         if name in _ON_DEVICE and _is_of_host(scope, node):
             continue
@@ -63,23 +65,31 @@ def _is_of_host(scope: Scope, node: ast.Call) -> bool:
     return "device" not in given and given.get("dtype") in ("torch.float64", "torch.double")
 
 
-def _is_constant(scope: Scope, node: ast.expr) -> bool:
+def _is_constant(scope: Scope, node: ast.expr, counted: bool = False) -> bool:
+    """Whether a value is the same in every forward; with ``counted``, what names of the function stand for too."""
     if isinstance(node, (ast.Tuple, ast.List)):
-        return bool(node.elts) and all(_is_constant(scope, item) for item in node.elts)
+        return bool(node.elts) and all(_is_constant(scope, item, counted) for item in node.elts)
     if isinstance(node, ast.Subscript):
         bounds = [node.slice.lower, node.slice.upper] if isinstance(node.slice, ast.Slice) else [node.slice]
-        return _is_constant(scope, node.value) and all(b is None or integer(b) is not None for b in bounds)
+        return _is_constant(scope, node.value, counted) and all(b is None or integer(b) is not None for b in bounds)
     if isinstance(node, ast.UnaryOp):
-        return _is_constant(scope, node.operand)
+        return _is_constant(scope, node.operand, counted)
     if isinstance(node, ast.Call):
-        array = scope.file.qualified(node.func) in ("numpy.array", "numpy.asarray", "numpy.arange", "numpy.linspace")
-        return array and bool(node.args) and all(_is_constant(scope, argument) for argument in node.args)
+        return (
+            scope.file.qualified(node.func) in _OF_CONSTANTS
+            and bool(node.args)
+            and all(_is_constant(scope, argument, counted) for argument in node.args)
+        )
     if isinstance(node, ast.BinOp):
-        return _is_constant(scope, node.left) and _is_constant(scope, node.right)
+        return _is_constant(scope, node.left, counted) and _is_constant(scope, node.right, counted)
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
         owner = scope.function.owner
-        return owner is not None and isinstance(owner.default(node.attr), (ast.List, ast.Tuple))
+        settled = owner is not None and node.attr in owner.settled - owner.tensors - owner.buffers.keys()
+        return settled or (owner is not None and isinstance(owner.default(node.attr), (ast.List, ast.Tuple)))
     if isinstance(node, ast.Name):
+        value = scope.value_of(node)
+        if value is not node and (counted or isinstance(value, ast.Attribute)):
+            return not isinstance(value, (ast.List, ast.Tuple)) and _is_constant(scope, value, counted)
         return isinstance(scope.file.constants.get(node.id), (ast.List, ast.Tuple)) and scope.is_of_file(node)
     if isinstance(node, ast.Attribute):
         return scope.file.qualified(node) in _NUMBERS

@@ -26,9 +26,9 @@ def find(scope: Scope) -> Iterator[Found]:
         elif call.name == "fill_" and len(node.args) == 1 and not node.keywords:
             if _cast(scope, scope.parent(scope.parent(node))) is None:  # else that one says it all
                 yield from _filled(scope, call)
-        elif call.name == "type_as" and len(node.args) == 1:
+        elif len(node.args) == 1 and (call.name == "type_as" or _is_to_tensor(scope, call)):
             yield from _like(scope, call)
-        elif call.name == "to":
+        elif call.name in ("to", "cuda"):
             yield from _moved(scope, call)
 
 
@@ -60,6 +60,13 @@ def _creation(scope: Scope, node: ast.expr) -> Call | None:
     return call if call.name in CREATORS | LIKE_CREATORS else None
 
 
+def _counted(scope: Scope, node: ast.expr) -> Call | None:
+    """``torch.arange(n)``, ``torch.linspace(0, 1, n)`` or ``torch.eye(n)``."""
+    call = scope.call(node)
+    known = call is not None and not call.is_method and call.name in ("arange", "linspace", "logspace", "eye")
+    return call if known and all(k in _PARTS for k in call.keywords) else None  # type: ignore[union-attr]
+
+
 def _cast(scope: Scope, node: ast.AST) -> Call | None:
     call = scope.call(node)
     return call if call is not None and call.is_method and call.name == "type_as" else None
@@ -87,6 +94,11 @@ def _filled(scope: Scope, call: Call) -> Iterator[Found]:
     yield Found(call.node, f"`{made.name}` and `fill_` write twice: `{name}`", (edit,) if edit else ())
 
 
+def _is_to_tensor(scope: Scope, call: Call) -> bool:
+    """``y.to(x)``: the type and device of a tensor."""
+    return call.name == "to" and not call.node.keywords and scope.is_tensor(call.arguments[0])
+
+
 def _like(scope: Scope, call: Call) -> Iterator[Found]:
     inner = scope.call(call.input)
     filling = inner if inner is not None and inner.is_method and inner.name == "fill_" and inner.arguments else None
@@ -106,15 +118,19 @@ def _like(scope: Scope, call: Call) -> Iterator[Found]:
     elif made.name == "full":
         exact = len(made.node.args) == 2 and _is_small(made.node.args[1])
     edit = scope.source.replace(call.node, f"{receiver}.{name}({arguments})") if exact and arguments else None
-    message = f"`{made.name}` and `type_as` make it in another type, and on the CPU, first: `{receiver}.{name}(...)`"
+    message = f"`{made.name}` and `{call.name}` make it in another type, or on the CPU, first: `{receiver}.{name}(...)`"
     yield Found(call.node, message, (edit,) if edit else ())
 
 
 def _moved(scope: Scope, call: Call) -> Iterator[Found]:
     cast = scope.call(call.input)
     casts = cast is not None and cast.is_method and cast.name in _CASTS and not cast.node.args
-    made = _creation(scope, cast.input if casts and cast is not None else call.input)
+    source = cast.input if casts and cast is not None else call.input
+    made = _creation(scope, source) or _counted(scope, source)
     if made is None or made.is_method or made.name in LIKE_CREATORS or "device" in made.keywords:
+        return
+    if call.name == "cuda":
+        yield Found(call.node, f"`torch.{made.name}` on the CPU is copied to the device, which waits: `device=`")
         return
     device = _device(call)
     if device is None:
@@ -128,7 +144,9 @@ def _moved(scope: Scope, call: Call) -> Iterator[Found]:
     comma = "" if scope.source.text[:inner].rstrip().endswith(",") else ", "
     text = f"{comma}device={scope.text(device)})"
     whole = scope.source.text[inner:end]
-    edits = (Edit(inner, end, text),) if "\n" not in whole and "#" not in whole and not whole.startswith("))") else ()
+    same = made.name in CREATORS or all(integer(a) is not None or scope.kind(a) is Kind.SIZE for a in made.node.args)
+    plain = "\n" not in whole and "#" not in whole and not whole.startswith("))")
+    edits = (Edit(inner, end, text),) if same and plain else ()
     message = f"`torch.{made.name}` on the CPU is copied to the device, which waits: `device={scope.text(device)}`"
     yield Found(call.node, message, edits)
 

@@ -21,7 +21,7 @@ def find(scope: Scope) -> Iterator[Found]:
         if node.func.id not in ("int", "len") or node.func.id in scope.bindings or scope.function.guarded(node):
             continue
         found = _int(scope, node) if node.func.id == "int" else _len(scope, node)
-        if found is not None and not _is_tested(scope, node):
+        if found is not None and not all(_is_tested(scope, use) for use in scope.reads(node) or [node]):
             yield found
 
 
@@ -76,7 +76,7 @@ def _is_of_state(scope: Scope, node: ast.expr) -> bool:
 def _len(scope: Scope, node: ast.Call) -> Found | None:
     value = node.args[0]
     row = isinstance(value, ast.Subscript) and integer(value.slice) is not None
-    if not (row or isinstance(value, (ast.Name, ast.Attribute))) or not scope.is_tensor(value):
+    if not (row or isinstance(value, (ast.Name, ast.Attribute))) or not scope.is_tensor(value) or scope.is_state(value):
         return None
     better = f"{scope.text(value)}.shape[0]"
     edit = scope.source.replace(node, better)

@@ -10,13 +10,14 @@ from svexport.advise.rule import Found, Rule, Scope
 __all__ = ["RULE"]
 
 _BOUNDING = ("clamp", "clip", "eps", "nan_to_num", "clamp_min", "maximum", "minimum", "clamp_")
+_DEPTH = 4  # of names that stand for others
 _MASKING = ("where", "masked_fill", "masked_fill_", "nan_to_num")
 
 
 def find(scope: Scope) -> Iterator[Found]:
     for node in [*scope.function.all(ast.Call), *scope.function.all(ast.BinOp)]:
         x = _inverted(scope, node)
-        if x is None or _is_bounded(scope, x) or _is_masked(scope, node):
+        if x is None or _is_bounded(scope, x) or _is_masked(scope, node, x):
             continue
         text = scope.text(x)
         yield Found(node, f"an inverse sigmoid is infinite at 0 and 1: `torch.logit({text}, eps=1e-5)`")
@@ -81,18 +82,28 @@ def _clamps_to_0_1(scope: Scope, node: ast.Call) -> bool:
     return all(isinstance(limit, ast.Constant) and limit.value in (0, 1) for limit in limits)
 
 
-def _is_masked(scope: Scope, node: ast.AST) -> bool:
-    """Whether what it is assigned to is masked later."""
+def _is_masked(scope: Scope, node: ast.AST, x: ast.Name) -> bool:
+    """Whether what it is assigned to is masked later, by what is computed from x or from the logarithm."""
     statement = scope.function.statement(node)
     targets = {t.id for t in getattr(statement, "targets", []) if isinstance(t, ast.Name)}
     for later in scope.function.all(ast.Call):
         call = scope.call(later)
         if later.lineno <= statement.lineno or call is None or call.name not in _MASKING:
             continue
-        given = (call.input, *call.arguments)
-        if targets & {n.id for a in given for n in ast.walk(a) if isinstance(n, ast.Name)}:
+        given = (call.input, *call.arguments, *call.keywords.values())
+        if not targets & {n.id for a in given for n in ast.walk(a) if isinstance(n, ast.Name)}:
+            continue
+        mask = call.arguments[0] if call.is_method and call.arguments else call.input
+        if call.name == "nan_to_num" or {x.id, *targets} & _made_of(scope, mask):
             return True
     return False
+
+
+def _made_of(scope: Scope, node: ast.expr, depth: int = 0) -> set[str]:
+    """The names that a value is computed from, through other names; of all that it may be."""
+    names = [n for n in ast.walk(node) if isinstance(n, ast.Name)] if depth < _DEPTH else []
+    values = [b.value for n in names for b in scope.flow.definitions.get(n, ()) if b.value is not None]
+    return {n.id for n in names}.union(*(_made_of(scope, value, depth + 1) for value in values))
 
 
 RULE = Rule(

@@ -20,7 +20,7 @@ def find(scope: Scope) -> Iterator[Found]:
         name, tensor = taken
         if not scope.function.in_loop(node) or scope.function.guarded(node):
             continue
-        if _ends_early(scope, node) or _is_on_cpu(scope, tensor):
+        if _ends_early(scope, node) or _is_on_cpu(scope, tensor) or (name == ".tolist()" and _is_of_batch(scope, node)):
             continue
         better = "take all values out before the loop, in one `.tolist()`, or stay with tensors"
         yield Found(node, f"`{name}` in a loop waits for the device every round: {better}")
@@ -34,8 +34,22 @@ def _taken(scope: Scope, node: ast.Call) -> tuple[str, ast.expr] | None:
     call = scope.call(node)
     if call is None or call.name not in ("item", "tolist") or node.args or node.keywords:
         return None
-    certain = call.name == "item" and scope.function.reach is Reach.FORWARD  # where no arrays of numpy are
+    in_torch = scope.function.reach is Reach.FORWARD or scope.function.is_without_gradients
+    certain = call.name == "item" and in_torch and not _is_array(scope, call.input)
     return (f".{call.name}()", call.input) if certain or scope.is_tensor(call.input) else None
+
+
+def _is_of_batch(scope: Scope, node: ast.AST) -> bool:
+    """Whether a loop outside of a model takes what it is given one by one, such as a loader's batches."""
+    if scope.function.reach is Reach.FORWARD:
+        return False
+    loops = [
+        parent for child, parent in scope.function.above(node) if isinstance(parent, ast.For) and child in parent.body
+    ]
+    given = [loop.iter for loop in loops[:1]]
+    if given and isinstance(given[0], ast.Call) and getattr(given[0].func, "id", "") in ("zip", "enumerate"):
+        given = given[0].args
+    return bool(given) and all(isinstance(a, (ast.Name, ast.Subscript)) and scope.kind(a) is None for a in given)
 
 
 def _ends_early(scope: Scope, node: ast.AST) -> bool:
@@ -73,10 +87,23 @@ def _is_count(scope: Scope, node: ast.Call) -> bool:
     return scope.file.qualified(node.func) == "len" or scope.kind(node) is Kind.SIZE
 
 
-def _is_on_cpu(scope: Scope, node: ast.expr) -> bool:
-    """Whether it was made by torch on the CPU: nothing to wait for."""
+def _values(scope: Scope, node: ast.expr) -> list[ast.expr]:
+    """What the names of an expression are given, anywhere in the function."""
     names = [n for n in ast.walk(node) if isinstance(n, ast.Name) and n.id not in scope.file.names]
-    values = [binding.value for n in names for binding in scope.bindings.get(n.id, [])]
+    return [b.value for n in names for b in scope.bindings.get(n.id, []) if b.value is not None]
+
+
+def _is_array(scope: Scope, node: ast.expr) -> bool:
+    """Whether it is, or may be, made by numpy."""
+    called = [scope.file.qualified(v.func) or "" for v in _values(scope, node) if isinstance(v, ast.Call)]
+    return any(name.startswith(("numpy.", "np.")) for name in called)
+
+
+def _is_on_cpu(scope: Scope, node: ast.expr) -> bool:
+    """Whether it was made by torch on the CPU, or copied there as a whole: nothing to wait for."""
+    values = _values(scope, node)
+    if any(isinstance(v, ast.Call) and getattr(v.func, "attr", "") in ("cpu", "numpy") for v in values):
+        return True
     made = [v for v in values if isinstance(v, ast.Call) and scope.file.qualified(v.func) in _MAKERS]
     return bool(made) and not any(k.arg == "device" for v in made for k in v.keywords)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from svexport.advise.functions import Reach
 from svexport.advise.rule import Found, Rule, Scope
+from svexport.advise.sizes import is_first_size
 
 __all__ = ["RULE"]
 
@@ -34,12 +35,24 @@ def _in_loop_of_python(scope: Scope, node: ast.AST) -> bool:
         return False
     for child, parent in scope.function.above(node):
         if isinstance(parent, ast.For) and child in parent.body:
-            rows = parent.iter
-            if isinstance(rows, ast.Call) and getattr(rows.func, "id", "") == "enumerate" and rows.args:
-                rows = rows.args[0]
-            found = scope.call(scope.value_of(rows))
-            return not scope.is_tensor(rows) or (found is not None and found.name in ("nonzero", "argwhere", "unique"))
+            return not _is_over_rows(scope, parent.iter)
+        if isinstance(parent, (ast.ListComp, ast.GeneratorExp)) and child is parent.elt:
+            return not all(_is_over_rows(scope, loop.iter) for loop in parent.generators)
     return True
+
+
+def _is_over_rows(scope: Scope, rows: ast.expr) -> bool:
+    """Whether a loop takes rows of a tensor, such as the images of a batch, that are as many as its first axis."""
+    name = getattr(rows.func, "id", "") if isinstance(rows, ast.Call) else ""
+    given = rows.args if isinstance(rows, ast.Call) else []
+    if name == "zip":
+        return bool(given) and all(_is_over_rows(scope, a) for a in given)
+    if name == "range" and len(given) == 1:
+        named = given[0].attr if isinstance(given[0], ast.Attribute) else getattr(given[0], "id", "")
+        return "batch" in named.lower() or is_first_size(scope, given[0])
+    rows = given[0] if name == "enumerate" and given else rows
+    found = scope.call(scope.value_of(rows))
+    return scope.is_tensor(rows) and (found is None or found.name not in ("nonzero", "argwhere", "unique"))
 
 
 def _leaves(scope: Scope, node: ast.AST) -> bool:
@@ -49,6 +62,8 @@ def _leaves(scope: Scope, node: ast.AST) -> bool:
             return child is parent.iter
         if isinstance(parent, ast.Attribute) and parent.attr in ("tolist", "numpy", "item"):
             return True
+        if isinstance(parent, (ast.ListComp, ast.GeneratorExp)):
+            return False  # what is taken apart is the list of results
         if isinstance(parent, ast.stmt):
             break
     return any(

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 
 from svexport.advise.axes import permuted, permuting
 from svexport.advise.comparisons import comparison
-from svexport.advise.kinds import Call
+from svexport.advise.kinds import Call, integer
 from svexport.advise.rule import Found, Rule, Scope
 from svexport.advise.torch_names import ACTIVATIONS
 
 __all__ = ["RULE"]
+
+_DEPTH = 4  # of sums and products
 
 
 def find(scope: Scope) -> Iterator[Found]:
@@ -25,13 +27,27 @@ def find(scope: Scope) -> Iterator[Found]:
         call = scope.call(node)
         if call is None or not _is_elementwise(call) or {"inplace", "out"} & {*call.keywords}:
             continue
-        before = permuted(scope, call.input)
+        before = permuted(scope, call.input) or (_scaled(scope, call.input) if call.name in ACTIVATIONS else None)
         if before is None or scope.function.guarded(node):
             continue
         message = (
             f"permuted before `{call.name}`: after it, `{call.name}` can run with the operation that made the tensor"
         )
         yield _found(scope, node, before, message, before.node is call.input)
+
+
+def _scaled(scope: Scope, node: ast.expr, depth: int = 0) -> Call | None:
+    """The permute of ``x.permute(0, 2, 1).mul(255)`` or ``x.permute(0, 2, 1) * 2 + 1``: integers keep the type."""
+    call = scope.call(node)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mult, ast.Add, ast.Sub)):
+        given, number = node.left, node.right
+    elif call is not None and call.is_method and call.name in ("mul", "add", "sub") and len(call.node.args) == 1:
+        given, number = call.input, call.arguments[0]
+    else:
+        return None
+    if integer(number) is None or depth > _DEPTH:
+        return None
+    return permuted(scope, given) or _scaled(scope, given, depth + 1)
 
 
 def _is_elementwise(call: Call) -> bool:

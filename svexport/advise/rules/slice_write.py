@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Iterator
-from itertools import product
+from itertools import pairwise, product
 
 from svexport.advise.flow import Binding
 from svexport.advise.functions import Reach
@@ -18,6 +18,7 @@ __all__ = ["RULE"]
 
 # Methods that give what was made another form: no view of anything that has a name.
 _SHAPED = ("to", "type_as", "cuda", "float", "contiguous", "view", "reshape", "permute", "transpose", "unflatten")
+_OF_SIZES = {f"torch.{name}" for name in CREATORS - {"full"}}
 # Functions whose results share no memory with what they take.
 _COMPUTED = (
     ACTIVATIONS | ARITHMETIC | {"cat", "concat", "stack", "repeat", "softmax", "matmul", "bmm", "einsum", "linear"}
@@ -47,7 +48,8 @@ def find(scope: Scope) -> Iterator[Found]:
         in_loop |= made != "result" and all(_is_gathered(scope, place) for place in places)
         if made == "copy" and not in_loop and len(_numbers(places[0])) > 1:
             continue  # a few elements of a matrix, whose others stay
-        if in_loop or _are_parts(scope, places) or (in_forward and _are_ranges(places)):
+        ranges = _are_ranges(places) and (in_forward or (made == "new" and _is_whole_axis(places)))
+        if in_loop or _are_parts(scope, places) or ranges:
             better = "put its parts together, by `torch.stack`, `torch.cat` or `F.pad`"
             yield Found(scope.function.statement(places[0]), f"`{name}` is written into slice by slice: {better}")
 
@@ -56,11 +58,28 @@ def _writes(scope: Scope) -> dict[Binding, list[ast.Subscript]]:
     """Where parts of what a name has are written, by what gave it to the name."""
     writes: dict[Binding, list[ast.Subscript]] = {}
     for node in scope.function.all(ast.Subscript):
-        written = isinstance(node.ctx, ast.Store) and isinstance(scope.parent(node), (ast.Assign, ast.AugAssign))
+        written = isinstance(node.ctx, ast.Store) and isinstance(_assignment(scope, node), (ast.Assign, ast.AugAssign))
         binding = scope.definition(node.value) if written else None
         if binding is not None and not binding.item:
             writes.setdefault(binding, []).append(node)
     return writes
+
+
+def _assignment(scope: Scope, place: ast.Subscript) -> ast.AST:
+    """What writes into a slice, alone or among others: ``y[0], y[1] = a, b``."""
+    parent = scope.parent(place)
+    return scope.parent(parent) if isinstance(parent, ast.Tuple) else parent
+
+
+def _given(scope: Scope, place: ast.Subscript) -> ast.expr | None:
+    """What is written there, if that is all of a value."""
+    assignment, parent = _assignment(scope, place), scope.parent(place)
+    if not isinstance(assignment, ast.Assign):
+        return None
+    if not isinstance(parent, ast.Tuple):
+        return assignment.value
+    values = assignment.value.elts if isinstance(assignment.value, ast.Tuple) else []
+    return values[parent.elts.index(place)] if len(values) == len(parent.elts) else None
 
 
 def _is_read_between(scope: Scope, binding: Binding, places: list[ast.Subscript]) -> bool:
@@ -84,13 +103,13 @@ def _is_read_between(scope: Scope, binding: Binding, places: list[ast.Subscript]
 
 def _is_given_tensor(scope: Scope, place: ast.Subscript) -> bool:
     """Whether a tensor is written, and not a number, of which nothing could be stacked."""
-    assignment = scope.parent(place)
-    return isinstance(assignment, ast.Assign) and scope.is_tensor(assignment.value)
+    given = _given(scope, place)
+    return given is not None and scope.is_tensor(given)
 
 
 def _is_given_size(scope: Scope, place: ast.Subscript) -> bool:
-    assignment = scope.parent(place)
-    return isinstance(assignment, ast.Assign) and scope.kind(assignment.value) is Kind.SIZE
+    given = _given(scope, place)
+    return given is not None and scope.kind(given) is Kind.SIZE
 
 
 def _items(index: ast.expr) -> list[ast.expr]:
@@ -102,8 +121,9 @@ def _are_rows_of_loop(scope: Scope, places: list[ast.Subscript]) -> bool:
 
     Along other axes a part may be padded, and written in both branches of a test: ``y[:, :c, d, :, d:] = ...``.
     """
-    names = {item.id for item in _items(places[0].slice) if isinstance(item, ast.Name)}
-    loops = [loop for loop in _loops(scope, places[0]) if _counter(loop) & names]
+    around = _loops(scope, places[0])
+    names = {name for item in _items(places[0].slice) for name in _counting(scope, item, around)}
+    loops = [loop for loop in around if _counter(loop) & names]
     if not loops or any(loops[-1] not in _loops(scope, place) for place in places):
         return False
     nodes = [node for statement in loops[-1].body for node in ast.walk(statement)]
@@ -114,8 +134,9 @@ def _are_rows_of_loop(scope: Scope, places: list[ast.Subscript]) -> bool:
     rows = set()
     for place in places:
         items = [(i, item) for i, item in enumerate(_items(place.slice)) if not _is_all(item)]
-        counted = [(i, item.id) for i, item in items if isinstance(item, ast.Name) and item.id in counters]
-        parts = [item for _, item in items if not isinstance(item, ast.Name) or item.id not in counters]
+        found = [(i, item, _counting(scope, item, loops)) for i, item in items]
+        counted = [(i, name) for i, _, of in found for name in of if name in counters]
+        parts = [item for _, item, of in found if not of]
         begins = all(isinstance(part, ast.Slice) and part.lower is None and part.step is None for part in parts)
         of_two = begins and len(places) == 1 and len(loops) > 1
         if not of_two and not all(_is_padded(part, inside) for part in parts):
@@ -139,6 +160,33 @@ def _counter(loop: ast.For) -> set[str]:
     if name == "enumerate" and isinstance(target, ast.Tuple):
         target = target.elts[0]
     return {target.id} if name in ("range", "enumerate") and isinstance(target, ast.Name) else set()
+
+
+def _counting(scope: Scope, item: ast.expr, loops: list[ast.For]) -> list[str]:
+    """Counters of which an index goes through all: ``i``, ``i * n + j`` of n rounds, or what counts them all."""
+    if isinstance(item, ast.Name):
+        counters = [name for loop in loops for name in _counter(loop)]
+        return [item.id] if item.id in counters else counters if _runs(scope, item, loops) else []
+    if not isinstance(item, ast.BinOp) or not isinstance(item.op, ast.Add) or not isinstance(item.left, ast.BinOp):
+        return []
+    outer, size, inner = item.left.left, item.left.right, item.right
+    if not isinstance(item.left.op, ast.Mult) or not isinstance(outer, ast.Name) or not isinstance(inner, ast.Name):
+        return []
+    for loop in loops:
+        if _counter(loop) == {inner.id} and isinstance(loop.iter, ast.Call) and len(loop.iter.args) == 1:
+            return [outer.id, inner.id] if ast.dump(loop.iter.args[0]) == ast.dump(size) else []
+    return []
+
+
+def _runs(scope: Scope, item: ast.Name, loops: list[ast.For]) -> bool:
+    """Whether it begins at 0 before the loops, and each round of the innermost ends by adding 1 to it."""
+    steps = [b.statement for b in scope.bindings.get(item.id, [])]
+    if len(steps) != 2 or not loops or not all(_counter(loop) for loop in loops):
+        return False
+    first, step = steps if isinstance(steps[1], ast.AugAssign) else steps[::-1]
+    begins = isinstance(first, ast.Assign) and integer(first.value) == 0 and first.lineno < loops[-1].lineno
+    adds = isinstance(step, ast.AugAssign) and isinstance(step.op, ast.Add) and integer(step.value) == 1
+    return begins and adds and step in loops[0].body
 
 
 def _is_padded(item: ast.expr, inside: set[str]) -> bool:
@@ -219,7 +267,7 @@ def _are_parts(scope: Scope, places: list[ast.Subscript]) -> bool:
         return False
     phases = {tuple(s for s in key[3] if s is not None) for key in keys if key[3]}
     if not phases:
-        return len({scope.parent(scope.parent(place)) for place in places}) == 1  # not one or another branch
+        return len({scope.parent(_assignment(scope, place)) for place in places}) == 1  # not one or another branch
     counts = [step for _, step in next(iter(phases))]
     return math.prod(counts) == len(phases) and phases == {*product(*([(i, n) for i in range(n)] for n in counts))}
 
@@ -254,6 +302,16 @@ def _are_ranges(places: list[ast.Subscript]) -> bool:
     return any(ranges) and all(r or integer(p[axis]) is not None for r, p in zip(ranges, parts, strict=True))
 
 
+def _is_whole_axis(places: list[ast.Subscript]) -> bool:
+    """Whether ranges of one axis are all of it: ``y[:, :k]`` and ``y[:, k:]``."""
+    parts = [[item for item in _items(place.slice) if not _is_all(item)] for place in places]
+    if not all(len(part) == 1 and isinstance(part[0], ast.Slice) for part in parts):
+        return False
+    ends = [(part[0].lower, part[0].upper) for part in parts]  # type: ignore[attr-defined]
+    joined = [a[1] and b[0] and ast.dump(a[1]) == ast.dump(b[0]) for a, b in pairwise(ends)]
+    return len(ends) > 1 and ends[0][0] is None and ends[-1][1] is None and all(joined)
+
+
 def _is_shift(item: ast.expr) -> bool:
     """``1:`` or ``:-1``."""
     if not isinstance(item, ast.Slice) or item.step is not None or (item.lower is None) == (item.upper is None):
@@ -279,13 +337,14 @@ def _made(scope: Scope, value: ast.expr | None) -> str | None:
 
     None of what may be a view of something else, which a write was meant for.
     """
+    value = _unshaped(scope, value)
     if isinstance(value, ast.BinOp):
         return "result" if scope.is_tensor(value) else None
     call = scope.call(value) if value is not None else None
-    while call is not None and call.is_method and call.name in _SHAPED:
-        value, call = call.input, scope.call(call.input)
     if call is not None and call.name in (NEW_CREATORS if call.is_method else (CREATORS | LIKE_CREATORS) - {"full"}):
         return "new"
+    if isinstance(value, ast.Call) and scope.file.qualified(value.func) in _OF_SIZES:
+        return "new"  # of sizes that are unpacked: ``torch.empty(*x.shape, 2)``
     if call is not None and call.name == "clone":
         return "copy"
     if call is not None and call.name in _COMPUTED and scope.is_tensor(call.node):
@@ -298,8 +357,21 @@ def _made(scope: Scope, value: ast.expr | None) -> str | None:
         return "result"
     owner = scope.function.owner
     name = scope.file.qualified(value.func.value if isinstance(value.func, ast.Subscript) else value.func) or ""
-    own = name.startswith("self.") and owner is not None and name.removeprefix("self.") not in owner.methods
+    own = name.startswith("self.") and owner is not None and owner.method(name.removeprefix("self.")) is None
     return "result" if own and name.count(".") == 1 else None
+
+
+def _unshaped(scope: Scope, value: ast.expr | None) -> ast.expr | None:
+    """What is given another form, through names that are used for nothing else."""
+    while value is not None:
+        call, binding = scope.call(value), scope.definition(value)
+        if call is not None and call.is_method and call.name in _SHAPED:
+            value = call.input
+        elif binding is not None and len(binding.uses) == 1 and scope.value_of(value) is not value:
+            value = binding.value
+        else:
+            break
+    return value
 
 
 RULE = Rule(

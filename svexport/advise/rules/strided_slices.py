@@ -72,34 +72,45 @@ def _items(node: ast.expr) -> list[ast.expr]:
         return []
     items = [node.elt]
     for loop in reversed(node.generators):
-        numbers = _numbers(loop)
-        if numbers is None or len(items) * len(numbers) > len(_FOCUS):
+        rounds = _rounds(loop)
+        if rounds is None or len(items) * len(rounds) > len(_FOCUS):
             return []
-        items = [_Put(loop.target.id, n).visit(copy.deepcopy(item)) for n in numbers for item in items]  # type: ignore[attr-defined]
+        items = [_Put(numbers).visit(copy.deepcopy(item)) for numbers in rounds for item in items]
     return items
 
 
-def _numbers(loop: ast.comprehension) -> list[int] | None:
-    """What a name takes one after another; None where that is not written out."""
-    if loop.ifs or not isinstance(loop.target, ast.Name):
+def _rounds(loop: ast.comprehension) -> list[dict[str, int]] | None:
+    """The numbers that names take one after another; None where that is not written out."""
+    if loop.ifs:
         return None
     if isinstance(loop.iter, ast.Call) and isinstance(loop.iter.func, ast.Name) and loop.iter.func.id == "range":
         count = integer(loop.iter.args[0]) if len(loop.iter.args) == 1 else None
-        return None if count is None or not 0 < count <= len(_FOCUS) else list(range(count))
-    if not isinstance(loop.iter, (ast.Tuple, ast.List)):
-        return None
-    numbers = [integer(item) for item in loop.iter.elts]
-    return [n for n in numbers if n is not None] if None not in numbers else None
+        given: list[ast.expr] = [ast.Constant(i) for i in range(min(count or 0, len(_FOCUS) + 1))]
+    else:
+        given = loop.iter.elts if isinstance(loop.iter, (ast.Tuple, ast.List)) else []
+    rounds = [_named(loop.target, item) for item in given]
+    return [names for names in rounds if names] if rounds and all(rounds) else None
+
+
+def _named(target: ast.expr, item: ast.expr) -> dict[str, int]:
+    """``i`` of 1, ``i, j`` of ``(1, 0)``; nothing where they do not match."""
+    if isinstance(target, ast.Tuple) and isinstance(item, (ast.Tuple, ast.List)) and len(target.elts) == len(item.elts):
+        pairs = list(zip(target.elts, item.elts, strict=True))
+    else:
+        pairs = [(target, item)]
+    found = {t.id: n for t, i in pairs if isinstance(t, ast.Name) and (n := integer(i)) is not None}
+    return found if len(found) == len(pairs) else {}
 
 
 class _Put(ast.NodeTransformer):
-    """Puts a number in the place of a name."""
+    """Puts numbers in the place of names."""
 
-    def __init__(self, name: str, number: int) -> None:
-        self._name, self._number = name, number
+    def __init__(self, numbers: dict[str, int]) -> None:
+        self._numbers = numbers
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        return ast.copy_location(ast.Constant(self._number), node) if node.id == self._name else node
+        number = self._numbers.get(node.id)
+        return node if number is None else ast.copy_location(ast.Constant(number), node)
 
 
 def _phase(node: ast.expr) -> _Phase | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from svexport.advise.kinds import Kind, argument, integer
 from svexport.advise.rule import Found, Rule, Scope
+from svexport.advise.sizes import is_first_size
 from svexport.advise.torch_names import FUNCTIONS, METHODS
 
 __all__ = ["RULE"]
@@ -16,6 +17,8 @@ _RAGGED = {
     "nms", "batched_nms", "nonzero", "argwhere", "unique", "unique_consecutive", "masked_select", "split", "item",
     "tolist", "where", "linear_sum_assignment",
 }  # fmt: skip
+
+_SHAPING = ("flatten", "view", "reshape", "squeeze", "unsqueeze", "permute", "transpose", "contiguous")
 
 
 def find(scope: Scope) -> Iterator[Found]:
@@ -55,7 +58,7 @@ def _over(scope: Scope, loop: ast.AST, target: ast.expr, over: ast.expr) -> str 
         alike = all(map(scope.is_tensor, rows)) and _computes(scope, loop, target)
         return ast.unparse(rows[0]) if alike else None
     over = _unbound(scope, over)
-    plain = isinstance(over, (ast.Name, ast.Attribute, ast.Compare, ast.BinOp))
+    plain = isinstance(over, (ast.Name, ast.Attribute, ast.Compare, ast.BinOp)) and not scope.is_state(over)
     if plain and scope.is_tensor(over) and _computes(scope, loop, target):
         return ast.unparse(over)
     return None
@@ -75,6 +78,8 @@ def _computes(scope: Scope, loop: ast.AST, target: ast.expr) -> bool:
     """Whether torch or a layer is given a row: else rows may be numbers, or what is called a tensor is a list."""
     rows = {n.id for n in ast.walk(target) if isinstance(n, ast.Name)}
     for node in ast.walk(loop):
+        if _takes_positions(scope, node, rows):
+            return True
         call = scope.call(node)
         if call is None:
             continue
@@ -87,9 +92,20 @@ def _computes(scope: Scope, loop: ast.AST, target: ast.expr) -> bool:
     return False
 
 
+def _takes_positions(scope: Scope, node: ast.AST, rows: set[str]) -> bool:
+    """``row[i]`` where ``i`` is what ``topk`` or its like found in that row."""
+    if not isinstance(node, ast.Subscript) or not isinstance(node.value, ast.Name) or node.value.id not in rows:
+        return False
+    binding = scope.definition(node.slice)
+    found = binding.value if binding is not None and binding.item and binding.index is None else None
+    return (
+        isinstance(node.slice, ast.Name) and node.slice.id in rows and found is not None and _is_position(scope, found)
+    )
+
+
 def _indexed(scope: Scope, loop: ast.AST, size: ast.expr, index: str) -> str | None:
     """The tensor whose rows are taken by number, of as many as some tensor has."""
-    if not _is_first_size(scope, size):
+    if not is_first_size(scope, size):
         return None
     for node in ast.walk(loop):
         if not isinstance(node, ast.Subscript) or not isinstance(node.ctx, ast.Load):
@@ -98,34 +114,6 @@ def _indexed(scope: Scope, loop: ast.AST, size: ast.expr, index: str) -> str | N
         if isinstance(first, ast.Name) and first.id == index and scope.is_tensor(node.value):
             return ast.unparse(node.value)
     return None
-
-
-def _is_first_size(scope: Scope, size: ast.expr) -> bool:
-    """Whether it is ``len(x)``, ``x.shape[0]`` or ``x.size(0)`` of a tensor, or a name for that."""
-    binding = scope.definition(size)
-    if binding is not None and binding.item:
-        return binding.index == 0 and binding.value is not None and _is_shape(scope, binding.value)
-    size = scope.value_of(size)
-    if isinstance(size, ast.Call) and isinstance(size.func, ast.Name) and size.func.id == "len" and size.args:
-        return scope.is_tensor(size.args[0])
-    if isinstance(size, ast.Subscript) and integer(size.slice) == 0:
-        return _is_shape(scope, size.value)
-    call = scope.call(size)
-    first = call is not None and call.name == "size" and len(call.arguments) == 1 and integer(call.arguments[0]) == 0
-    return first and scope.is_tensor(call.input)  # type: ignore[union-attr]
-
-
-def _is_shape(scope: Scope, node: ast.expr) -> bool:
-    """Whether it is all of a tensor's sizes, from the first on."""
-    if scope.kind(node) is not Kind.SHAPE:
-        return False
-    if isinstance(node, ast.Subscript):
-        whole = isinstance(node.slice, ast.Slice) and node.slice.lower is None and node.slice.step is None
-        return whole and _is_shape(scope, node.value)
-    if isinstance(node, ast.Attribute):
-        return scope.is_tensor(node.value)
-    call = scope.call(node)
-    return call is not None and scope.is_tensor(call.input)
 
 
 def _is_carried(scope: Scope, loop: ast.For) -> bool:
@@ -151,7 +139,7 @@ def _is_ragged(scope: Scope, loop: ast.For | ast.ListComp | ast.GeneratorExp) ->
     for node in (n for part in (loop.body if isinstance(loop, ast.For) else [loop.elt]) for n in ast.walk(part)):
         if isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            if name in _RAGGED:
+            if name in _RAGGED and not (name == "where" and len(node.args) > 1):
                 return True
             if isinstance(node.func, ast.Name) and name in ("int", "float") and any(map(scope.is_tensor, node.args)):
                 return True  # as by ``.item()``
@@ -190,7 +178,26 @@ def _picks(scope: Scope, node: ast.AST) -> bool:
         return isinstance(scope.value_of(node), ast.Compare) or any(
             word in node.id for word in ("mask", "keep", "valid")
         )
-    return isinstance(node, (ast.Compare, ast.Subscript))
+    return isinstance(node, ast.Compare) or (isinstance(node, ast.Subscript) and not _is_position(scope, node))
+
+
+def _is_position(scope: Scope, node: ast.expr) -> bool:
+    """Whether it is one position of those that ``argmax``, ``topk`` or ``sort`` found: each row picks as many."""
+    while True:
+        call, value = scope.call(node), scope.value_of(node)
+        if value is not node:
+            node = value
+        elif isinstance(node, ast.Subscript) or (isinstance(node, ast.Attribute) and node.attr == "indices"):
+            node = node.value
+        elif call is not None and call.name in _SHAPING:
+            node = call.input
+        else:
+            break
+    binding = scope.definition(node)
+    if binding is not None and binding.item and binding.index == 1 and binding.value is not None:
+        call = scope.call(binding.value)
+        return call is not None and call.name in ("max", "min", "topk", "sort")
+    return call is not None and call.name in ("argmax", "argmin", "argsort", "topk", "sort", "max", "min")
 
 
 def _raises(statement: ast.If) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +138,7 @@ class CheckReport:
         """The report as pieces of a page: verdict, summary, findings."""
         from svexport import html
 
-        verdict = f'<p class="{"ok" if self.ok else "fail"}">{escape(self.verdict)}</p>'
+        verdict = html.verdict(self.verdict, "ok" if self.ok else "fail")
         header, *rows = self._rows()
         findings = [html.section("Findings", html.table(header, rows))] if rows else []
         return [verdict, html.table((), self._facts()), *findings]
