@@ -54,6 +54,7 @@ def write_for_nothing(model: onnx.ModelProto, infer: Callable[[], Mapping[str, V
     if not any(is_standard(node, kind) for node in nodes for kind in forms):
         return
     opset, types = opset_of(model), infer()
+    made_anew: set[str] = set()
 
     def build(node: onnx.NodeProto, prefix: str) -> Builder | None:
         form = forms.get(node.op_type) if is_standard(node, node.op_type) else None
@@ -62,9 +63,13 @@ def write_for_nothing(model: onnx.ModelProto, infer: Callable[[], Mapping[str, V
         if made is None:
             return None
         give_outputs(builder, made, node)
+        made_anew.update(node.output)
         return builder
 
     substitute(model, build)
+    for graph in graphs(model.graph):  # torch.export states a wrong rank of all that an LSTM returns
+        for info in [info for info in graph.value_info if info.name in made_anew]:
+            graph.value_info.remove(info)
 
 
 def take_zero_for_a_size(model: onnx.ModelProto) -> None:
@@ -112,7 +117,10 @@ def _one_more(b: Builder, node: onnx.NodeProto, types: Mapping[str, Value]) -> l
         elif value is not None and index in _OF_SEQUENCES:
             given[index] = _padded(b, value)
     outputs = b.ops(node.op_type, *given, outputs=len(node.output), **attributes_of(node))
-    return [b.slice(output, 2 if index == 0 else 1, 0, -1) for index, output in enumerate(outputs)]
+    return [
+        b.slice(made, 2 if made is outputs[0] else 1, 0, -1) if name else made
+        for made, name in zip(outputs, node.output, strict=True)
+    ]
 
 
 def _padded(b: Builder, x: Value) -> Value:
