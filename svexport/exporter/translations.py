@@ -31,7 +31,6 @@ def translations(opset: int = FIRST_DYNAMO_OPSET) -> dict[Any, Callable[..., Any
     write = _OnnxscriptWriter()
     table: dict[Any, Callable[..., Any]] = TRANSLATIONS | _of_numbers(write)
     table[torch.ops.svexport.fake_quantize_fp8.default] = fp8.to_onnx
-    table[torch.ops.aten.repeat_interleave.Tensor] = functools.partial(_repeated, write)
     table |= {overload_of(name): functools.partial(convert, write) for name, convert in CONVERSIONS.items()}
     for symbolic in SYMBOLICS.values():
         table[symbolic.op.torch_op] = _translation(symbolic)
@@ -93,17 +92,6 @@ def _of_numbers(write: Writer) -> dict[Any, Callable[..., Any]]:
         aten.new_full.default: lambda x, size, value, *, dtype=None, **_: full(size, value, dtype=dtype or x.dtype),
         aten.scalar_tensor.default: number,
     }
-
-
-def _repeated(write: Writer, repeats: Any, *, output_size: int | None = None) -> Any:
-    """Each place as often as it is repeated: of place i, how many sums are not above i. The exporter's own counts up to
-    the last of the sums, and there may be none."""
-    repeats = write("Cast", repeats, to=int(ir.DataType.INT64))
-    first, zero, one = (write.constant(torch.tensor(n)) for n in ([0], 0, 1))
-    sums = write("Unsqueeze", write("CumSum", repeats, zero), one)
-    places = write("Range", zero, write("ReduceSum", repeats, first, keepdims=0), one)
-    passed = write("Cast", write("LessOrEqual", sums, places), to=int(ir.DataType.INT64))
-    return write("ReduceSum", passed, first, keepdims=0)
 
 
 def _translation(

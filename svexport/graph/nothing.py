@@ -5,11 +5,11 @@ Of what a mask or a threshold picks there may be none, though in no input that w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from svexport.graph.integers import constants_of
 from svexport.graph.scope import is_standard
@@ -25,6 +25,9 @@ FINDING = frozenset({"Compress", "NonMaxSuppression", "NonZero", "Unique"})
 _JOINING = {"Cast", "Concat", "Reshape", "Unsqueeze"}
 """Ops that make a list of sizes of sizes."""
 
+_Form = Callable[[Builder, onnx.NodeProto, Mapping[str, Value]], "list[Value] | None"]
+"""Writes a node with others; None leaves it."""
+
 _LENGTHS = 4
 """Of the inputs of an LSTM or a GRU: of each sequence its length."""
 
@@ -38,7 +41,7 @@ def write_for_nothing(model: onnx.ModelProto, infer: Callable[[], Mapping[str, V
 
     An LSTM or a GRU is given one sequence more, of zeros, and what it returns of it is cut off. Of a MatMul and a
     Transpose that moves its batches ONNX Runtime makes one node, which divides by their number: a Reshape to the sizes
-    that are there keeps them apart.
+    that are there keeps them apart. The last of cumulative sums, of which there may be none, is a sum.
 
     Args:
         model: with unique names of values.
@@ -47,10 +50,10 @@ def write_for_nothing(model: onnx.ModelProto, infer: Callable[[], Mapping[str, V
     nodes = [node for graph in graphs(model.graph) for node in graph.node]
     if not any(node.op_type in FINDING for node in nodes):
         return
-    forms: dict[str, Callable[[Builder, onnx.NodeProto, Mapping[str, Value]], list[Value] | None]] = {}
+    forms: dict[str, _Form] = {}
     if any(is_standard(node, "Transpose") and attributes_of(node).get("perm", [1])[0] for node in nodes):
         forms["MatMul"] = _apart
-    forms |= {"GRU": _one_more, "LSTM": _one_more}
+    forms |= {"GRU": _one_more, "LSTM": _one_more, "Gather": _last_sum(nodes, constants_of(model))}
     if not any(is_standard(node, kind) for node in nodes for kind in forms):
         return
     opset, types = opset_of(model), infer()
@@ -104,6 +107,22 @@ def _apart(b: Builder, node: onnx.NodeProto, types: Mapping[str, Value]) -> list
         return None
     as_they_are = [b.op("Reshape", x, b.ints(*[0] * x.rank), shape=x.shape) for x in operands]
     return [b.op("MatMul", *as_they_are)]
+
+
+def _last_sum(nodes: Sequence[onnx.NodeProto], constants: Mapping[str, TensorProto]) -> _Form:
+    """As the exporter on torch.export writes of how many places repeat_interleave makes."""
+    plain = [n for n in nodes if is_standard(n, "CumSum") and not any(attributes_of(n).values())]
+    sums = {node.output[0]: node.input[0] for node in plain}
+
+    def form(b: Builder, node: onnx.NodeProto, types: Mapping[str, Value]) -> list[Value] | None:
+        index = constants.get(node.input[1]) if node.input[0] in sums else None
+        x = types.get(sums[node.input[0]]) if index is not None else None
+        if index is None or x is None or x.shape is None or x.rank != 1:
+            return None
+        last = numpy_helper.to_array(index)
+        return [b.reduce("ReduceSum", x, [0], keepdims=last.ndim == 1)] if last.tolist() in (-1, [-1]) else None
+
+    return form
 
 
 def _one_more(b: Builder, node: onnx.NodeProto, types: Mapping[str, Value]) -> list[Value] | None:
