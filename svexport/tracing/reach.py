@@ -8,7 +8,7 @@ import itertools
 import random
 import sys
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
@@ -178,7 +178,7 @@ class Reached:
         if isinstance(value, (torch.jit.ScriptModule, LazyModuleMixin)):
             return []
         if isinstance(value, (dict, list, deque, set)):
-            self._contents.append((value, value.copy()))
+            self._contents.append((value, _kind(value)(value)))
         if isinstance(value, (dict, list, deque, tuple)) and len(value) > MOST_OF_ONE:
             return None
         if isinstance(value, dict):
@@ -321,15 +321,21 @@ def _items(container: Any) -> list[Any]:
 def _refill(container: Any, content: Any) -> None:
     if [*map(id, _items(container))] == [*map(id, _items(content))]:
         return
-    if isinstance(container, dict):
+    kind: Any = _kind(container)
+    if issubclass(kind, dict):
         for key in container.keys() - content.keys():
-            del container[key]
+            kind.__delitem__(container, key)
         if list(container) != [key for key in content if key in container]:  # kept where another thread may look
-            container.clear()
-        container.update(content)
+            kind.clear(container)
+        kind.update(container, content)
     else:
-        container.clear()
-        (container.update if isinstance(container, set) else container.extend)(content)
+        kind.clear(container)
+        (kind.update if kind is set else kind.extend)(container, content)
+
+
+def _kind(container: Any) -> type:
+    """Python's own class that a container is of: the user's may take other arguments, or refuse to be changed so."""
+    return next(kind for kind in (OrderedDict, dict, list, deque, set) if isinstance(container, kind))
 
 
 def same(before: Any, after: Any) -> bool:
