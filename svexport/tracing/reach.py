@@ -107,7 +107,7 @@ class Reached:
             if not near and values < 0:
                 continue
             if isinstance(value, (Tensor, np.ndarray)):
-                needed = 0 if near else value.nbytes
+                needed = 0 if near else _bytes(value)
                 self._add(name, Place(self._copy(value) if needed <= size else value, value, None))
                 size -= needed if needed <= size else 0
             elif isinstance(value, _PLAIN):
@@ -316,6 +316,11 @@ def _key(key: Any, number: int) -> str:
 
 def _items(container: Any) -> list[Any]:
     return [part for item in container.items() for part in item] if isinstance(container, dict) else list(container)
+
+
+def _bytes(array: Tensor | np.ndarray) -> int:
+    """Of its numbers; of a sparse tensor, which does not say, as many as it would have dense."""
+    return array.nbytes if isinstance(array, np.ndarray) else array.numel() * array.element_size()
 
 
 def _refill(container: Any, content: Any) -> None:

@@ -355,6 +355,7 @@ class Holds(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.config, self.outputs, self.window = Config(scale=2.0), Outputs(torch.ones(1)), Window(3)
+        self.graphs = [torch.eye(3).to_sparse()]
 
     def forward(self, x: Tensor) -> Tensor:
         self.outputs["first"] = x
