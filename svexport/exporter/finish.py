@@ -23,6 +23,7 @@ from svexport.graph.fold import fold_constants
 from svexport.graph.integers import write_exactly
 from svexport.graph.means import write_means
 from svexport.graph.nodes import beyond_plugin, separate_names, svexport_nodes
+from svexport.graph.nothing import write_for_nothing
 from svexport.graph.opsets.dtypes import fit_all
 from svexport.graph.quantized_weights import FIRST_WITH_INT8_WEIGHTS, store_quantized
 from svexport.graph.returned import note_returned
@@ -184,6 +185,7 @@ def _standard(model: onnx.ModelProto, target: Target | None) -> onnx.ModelProto:
     infer = partial(_inferred, model)
     write_exactly(model, infer)
     write_means(model, infer)
+    write_for_nothing(model, infer)
     lowered = _lowered(model)
     while fold_constants(model, lowered) or take_decided_branches(model, lowered):
         lowered = _lowered(model)

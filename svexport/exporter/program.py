@@ -290,6 +290,10 @@ def _is_same_view(node: fx.Node) -> bool:
 # ---------------------------------------------------------------- types
 
 
+_AS_CAT = torch._prims_common.ELEMENTWISE_TYPE_PROMOTION_KIND.NO_OPMATH
+"""How the exporter has tensors of several types in one."""
+
+
 def promote(module: fx.GraphModule) -> None:
     """Has the functions of a graph given tensors and numbers of the type in which they compute, in place.
 
@@ -298,6 +302,7 @@ def promote(module: fx.GraphModule) -> None:
     from torch.onnx._internal.fx.passes import type_promotion
 
     table = type_promotion.TypePromotionTable()
+    table.add_rule(type_promotion.ElementwiseTypePromotionRule("aten", "stack", [0], [], _AS_CAT))
     promoting = type_promotion._TypePromotionInterpreter(module, table)
     promoting.env = {node: node.meta.get("val") for node in module.graph.nodes}
     fakes = torch._guards.detect_fake_mode(list(promoting.env.values()))

@@ -26,6 +26,7 @@ from svexport.exporter.failures import line_of, located
 from svexport.exporter.jit_graph import GraphWriter, kinds_of, read, schema_of
 from svexport.exporter.opsets import FIRST_TORCHSCRIPT_OPSET, LAST_TORCHSCRIPT_OPSET, LATER, OPSETS
 from svexport.graph.nodes import PLUGIN_ATTRIBUTES
+from svexport.graph.nothing import take_zero_for_a_size
 from svexport.logging import logger
 from svexport.ops._op import DOMAIN, Argument, Op, as_tuple
 from svexport.symbolic import SYMBOLICS, Symbolic
@@ -64,7 +65,9 @@ def export(
         "input_names": list(input_names),
         "dynamic_axes": {name: dict(axes) for name, axes in dynamic_axes.items()},
     }
-    return _traced(model, tensors, opset, lambda: _written(model, tensors, path, options))
+    written = _traced(model, tensors, opset, lambda: _written(model, tensors, path, options))
+    take_zero_for_a_size(written)
+    return written
 
 
 def _traced(

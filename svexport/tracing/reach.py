@@ -8,7 +8,7 @@ import itertools
 import random
 import sys
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
@@ -116,7 +116,7 @@ class Reached:
             if not near and values < 0:
                 continue
             if isinstance(value, (Tensor, np.ndarray)):
-                needed = 0 if near else value.nbytes
+                needed = 0 if near else _bytes(value)
                 self._add(name, Place(self._copy(value) if needed <= size else value, value, None))
                 size -= needed if needed <= size else 0
             elif isinstance(value, _PLAIN):
@@ -187,7 +187,7 @@ class Reached:
         if isinstance(value, (torch.jit.ScriptModule, LazyModuleMixin)):
             return []
         if isinstance(value, (dict, list, deque, set)):
-            self.contents.append(Content(name, value, value.copy()))
+            self.contents.append(Content(name, value, _kind(value)(value)))
         if isinstance(value, (dict, list, deque, tuple)) and len(value) > MOST_OF_ONE:
             return None
         if isinstance(value, dict):
@@ -330,18 +330,29 @@ def _items(container: Any) -> list[Any]:
     return [part for item in container.items() for part in item] if isinstance(container, dict) else list(container)
 
 
+def _bytes(array: Tensor | np.ndarray) -> int:
+    """Of its numbers; of a sparse tensor, which does not say, as many as it would have dense."""
+    return array.nbytes if isinstance(array, np.ndarray) else array.numel() * array.element_size()
+
+
 def _refill(container: Any, content: Any) -> None:
     if [*map(id, _items(container))] == [*map(id, _items(content))]:
         return
-    if isinstance(container, dict):
+    kind: Any = _kind(container)
+    if issubclass(kind, dict):
         for key in container.keys() - content.keys():
-            del container[key]
+            kind.__delitem__(container, key)
         if list(container) != [key for key in content if key in container]:  # kept where another thread may look
-            container.clear()
-        container.update(content)
+            kind.clear(container)
+        kind.update(container, content)
     else:
-        container.clear()
-        (container.update if isinstance(container, set) else container.extend)(content)
+        kind.clear(container)
+        (kind.update if kind is set else kind.extend)(container, content)
+
+
+def _kind(container: Any) -> type:
+    """Python's own class that a container is of: the user's may take other arguments, or refuse to be changed so."""
+    return next(kind for kind in (OrderedDict, dict, list, deque, set) if isinstance(container, kind))
 
 
 def same(before: Any, after: Any) -> bool:

@@ -143,11 +143,13 @@ def test_pools_and_windows(function, shape, nodes, tmp_path) -> None:
 
 
 def test_types_are_promoted_where_they_differ(tmp_path) -> None:
-    """Of integers and numbers, of two types, and of what is clamped to a number of another type."""
-    model = Function(lambda x: (x + 1.5, x * torch.tensor(2.0), (x / 2).clamp(0, 1), x.half() + x))
+    """Of integers and numbers, of two types, stacked too, and of what is clamped to a number of another type."""
+    model = Function(
+        lambda x: (x + 1.5, x * torch.tensor(2.0), (x / 2).clamp(0, 1), torch.stack([x.int(), x / 2]), x.half() + x)
+    )
     report = svexport.export(model, torch.arange(-2, 4), tmp_path / "m.onnx", opset=11)
     assert report.verified
-    assert [shape.partition("[")[0] for shape in report.outputs.values()] == ["float32"] * 3 + ["float16"]
+    assert [shape.partition("[")[0] for shape in report.outputs.values()] == ["float32"] * 4 + ["float16"]
 
 
 @pytest.mark.parametrize("opset", [11, 17, 20])

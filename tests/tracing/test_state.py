@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import OrderedDict, deque
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -318,3 +319,54 @@ def test_modules_behind_much_data() -> None:
     assert_untouched(model.counting)
     assert model.samples[0][0].at == 0
     assert not state.changed()
+
+
+class Config(dict[str, Any]):
+    """As configurations are: made of keywords, and copied as themselves."""
+
+    def __init__(self, *, scale: float) -> None:
+        super().__init__(scale=scale)
+
+    def copy(self) -> Config:
+        return type(self)(**self)
+
+
+class Outputs(OrderedDict[str, Tensor]):
+    """As transformers returns them: of arguments by name, and of no other changes."""
+
+    def __init__(self, last: Tensor) -> None:
+        super().__init__(last=last)
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        raise TypeError("no update")
+
+    def __delitem__(self, key: str) -> None:
+        raise TypeError("nor that")
+
+
+class Window(deque[float]):
+    def __init__(self, length: int) -> None:
+        super().__init__([2.0], length)
+
+
+class Holds(nn.Module):
+    """Keeps what it computes in a container of a class of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config, self.outputs, self.window = Config(scale=2.0), Outputs(torch.ones(1)), Window(3)
+        self.graphs = [torch.eye(3).to_sparse()]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.outputs["first"] = x
+        self.window.append(3.0)
+        return x * self.config["scale"] * self.window[0] ** 0
+
+
+@pytest.mark.parametrize("opset", [11, 18])
+def test_containers_of_the_users_own(opset: int, tmp_path: Path) -> None:
+    model = Holds()
+    assert svexport.export(model, torch.randn(3), tmp_path / "m.onnx", opset=opset).verified
+    assert list(model.outputs) == ["last"]
+    assert list(model.window) == [2.0]
+    assert (type(model.outputs), type(model.window), type(model.config)) == (Outputs, Window, Config)

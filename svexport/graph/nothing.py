@@ -1,0 +1,148 @@
+"""Nodes that may be given nothing, where values decide how many there are.
+
+Of what a mask or a threshold picks there may be none, though in no input that was tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from svexport.graph.integers import constants_of
+from svexport.graph.scope import is_standard
+from svexport.graph.substitute import give_outputs, substitute
+from svexport.graph.walk import attributes_of, graphs, opset_of, remove_attribute
+from svexport.symbolic._builder import Builder, Value
+
+__all__ = ["FINDING", "take_zero_for_a_size", "write_for_nothing"]
+
+FINDING = frozenset({"Compress", "NonMaxSuppression", "NonZero", "Unique"})
+"""Ops that return as many as values say."""
+
+_JOINING = {"Cast", "Concat", "Reshape", "Unsqueeze"}
+"""Ops that make a list of sizes of sizes."""
+
+_Form = Callable[[Builder, onnx.NodeProto, Mapping[str, Value]], "list[Value] | None"]
+"""Writes a node with others; None leaves it."""
+
+_LENGTHS = 4
+"""Of the inputs of an LSTM or a GRU: of each sequence its length."""
+
+_OF_SEQUENCES = (0, 5, 6)
+"""Those with sequences along axis 1: the numbers, and the first states."""
+
+
+def write_for_nothing(model: onnx.ModelProto, infer: Callable[[], Mapping[str, Value]]) -> None:
+    """Writes nodes that end the process where they are given nothing with others that do not, in place, if values
+    decide sizes.
+
+    An LSTM or a GRU is given one sequence more, of zeros, and what it returns of it is cut off. Of a MatMul and a
+    Transpose that moves its batches ONNX Runtime makes one node, which divides by their number: a Reshape to the sizes
+    that are there keeps them apart. The last of cumulative sums, of which there may be none, is a sum.
+
+    Args:
+        model: with unique names of values.
+        infer: the types of its values, asked for only where there are such nodes.
+    """
+    nodes = [node for graph in graphs(model.graph) for node in graph.node]
+    if not any(node.op_type in FINDING for node in nodes):
+        return
+    forms: dict[str, _Form] = {}
+    if any(is_standard(node, "Transpose") and attributes_of(node).get("perm", [1])[0] for node in nodes):
+        forms["MatMul"] = _apart
+    forms |= {"GRU": _one_more, "LSTM": _one_more, "Gather": _last_sum(nodes, constants_of(model))}
+    if not any(is_standard(node, kind) for node in nodes for kind in forms):
+        return
+    opset, types = opset_of(model), infer()
+    made_anew: set[str] = set()
+
+    def build(node: onnx.NodeProto, prefix: str) -> Builder | None:
+        form = forms.get(node.op_type) if is_standard(node, node.op_type) else None
+        builder = Builder(opset, f"{prefix}nothing_")
+        made = form(builder, node, types) if form else None
+        if made is None:
+            return None
+        give_outputs(builder, made, node)
+        made_anew.update(node.output)
+        return builder
+
+    substitute(model, build)
+    for graph in graphs(model.graph):  # torch.export states a wrong rank of all that an LSTM returns
+        for info in [info for info in graph.value_info if info.name in made_anew]:
+            graph.value_info.remove(info)
+
+
+def take_zero_for_a_size(model: onnx.ModelProto) -> None:
+    """Of Reshapes to sizes that are computed makes ones to which 0 is a size, in place, if values decide sizes: by
+    default it stands for that of the input at its place.
+
+    Args:
+        model: of opset 14 or later.
+    """
+    nodes = [node for graph in graphs(model.graph) for node in graph.node]
+    if not any(node.op_type in FINDING for node in nodes):
+        return
+    made_by = {name: node for node in nodes for name in node.output}
+    constants = constants_of(model)
+
+    def may_be_any(name: str) -> bool:
+        """Whether -1 is among sizes, with which there may be no 0."""
+        if name in constants:
+            return bool((numpy_helper.to_array(constants[name]) < 0).any())
+        node = made_by.get(name)
+        return node is not None and node.op_type in _JOINING and any(map(may_be_any, node.input))
+
+    for node in nodes:
+        if is_standard(node, "Reshape") and node.input[1] not in constants and not may_be_any(node.input[1]):
+            remove_attribute(node, "allowzero")
+            node.attribute.append(helper.make_attribute("allowzero", 1))
+
+
+def _apart(b: Builder, node: onnx.NodeProto, types: Mapping[str, Value]) -> list[Value] | None:
+    operands = [types.get(name, Value(name)) for name in node.input]
+    if any(x.shape is None or x.rank < 3 for x in operands) or not any(None in (x.shape or ()) for x in operands):
+        return None
+    as_they_are = [b.op("Reshape", x, b.ints(*[0] * x.rank), shape=x.shape) for x in operands]
+    return [b.op("MatMul", *as_they_are)]
+
+
+def _last_sum(nodes: Sequence[onnx.NodeProto], constants: Mapping[str, TensorProto]) -> _Form:
+    """As the exporter on torch.export writes of how many places repeat_interleave makes."""
+    plain = [n for n in nodes if is_standard(n, "CumSum") and not any(attributes_of(n).values())]
+    sums = {node.output[0]: node.input[0] for node in plain}
+
+    def form(b: Builder, node: onnx.NodeProto, types: Mapping[str, Value]) -> list[Value] | None:
+        index = constants.get(node.input[1]) if node.input[0] in sums else None
+        x = types.get(sums[node.input[0]]) if index is not None else None
+        if index is None or x is None or x.shape is None or x.rank != 1:
+            return None
+        last = numpy_helper.to_array(index)
+        return [b.reduce("ReduceSum", x, [0], keepdims=last.ndim == 1)] if last.tolist() in (-1, [-1]) else None
+
+    return form
+
+
+def _one_more(b: Builder, node: onnx.NodeProto, types: Mapping[str, Value]) -> list[Value] | None:
+    x = types.get(node.input[0])
+    if x is None or x.shape is None or x.shape[1] is not None:
+        return None
+    given = [Value(name) if name else None for name in node.input]
+    for index, value in enumerate(given):
+        if value is not None and index == _LENGTHS:
+            given[index] = b.op("Concat", value, b.constant(np.ones(1, np.int32)), axis=0)
+        elif value is not None and index in _OF_SEQUENCES:
+            given[index] = _padded(b, value)
+    outputs = b.ops(node.op_type, *given, outputs=len(node.output), **attributes_of(node))
+    return [
+        b.slice(made, 2 if made is outputs[0] else 1, 0, -1) if name else made
+        for made, name in zip(outputs, node.output, strict=True)
+    ]
+
+
+def _padded(b: Builder, x: Value) -> Value:
+    """(T, B, I) -> (T, B + 1, I)."""
+    pads = [0, 0, 0, 0, 1, 0]
+    return b.op("Pad", x, pads=pads) if b.opset < 11 else b.op("Pad", x, b.ints(*pads))

@@ -1,0 +1,99 @@
+"""Files that are given inputs of which nothing is picked, next to torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import helper
+from torch import Tensor, nn
+
+import svexport
+from svexport.graph.nothing import take_zero_for_a_size
+
+
+class Picked(nn.Module):
+    """A layer of the rows whose first number is above -3."""
+
+    def __init__(self, layer: nn.Module, call: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.layer, self.call = layer, call
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.call(self.layer, x[x[:, 0] > -3], x)
+
+
+def _states(layer: nn.Module, picked: Tensor, _: Tensor) -> Tensor:
+    first = picked[None, :, :4].repeat(2, 1, 1)
+    output, last = layer(picked.view(-1, 2, 3), first)
+    return torch.cat([output.flatten(1), *last], 1)
+
+
+LAYERS = {
+    "gru": (lambda: nn.GRU(3, 4, batch_first=True, bidirectional=True), _states),
+    "lstm": (lambda: nn.LSTM(3, 4, batch_first=True), lambda layer, picked, _: layer(picked.view(-1, 2, 3))[1][1]),
+    "attention": (
+        lambda: nn.MultiheadAttention(6, 2, batch_first=True),
+        lambda layer, picked, x: layer(picked[None], x[None], x[None])[0],
+    ),
+    "transformer": (
+        lambda: nn.TransformerEncoderLayer(6, 2, 8, batch_first=True),
+        lambda layer, picked, _: layer(picked[None]),
+    ),
+    "repeated": (
+        nn.Identity,
+        lambda layer, picked, _: torch.repeat_interleave(layer(picked), picked[:, 1].abs().long(), 0),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "opset"),
+    [("gru", 11), ("lstm", 18), ("attention", 13), ("attention", 18), ("transformer", 17), ("repeated", 13)],
+)
+def test_nothing_is_picked(name: str, opset: int, tmp_path) -> None:
+    make, call = LAYERS[name]
+    model = Picked(make(), call).eval()
+    assert svexport.export(model, torch.randn(7, 6), tmp_path / "m.onnx", opset=opset).verified
+    engine = svexport.load(tmp_path / "m.onnx")
+    for count in (0, 1, 5):
+        x = 3 * torch.randn(7, 6)
+        x[:, 0] = torch.where(torch.arange(7) < count, 1.0, -9.0)
+        with torch.no_grad():
+            torch.testing.assert_close(engine(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def _reshaped(finds: str, sizes: list[int] | None) -> onnx.ModelProto:
+    """A Reshape of x to these sizes, or to one that is given and 2."""
+    nodes = [helper.make_node(finds, ["x"], ["found"]), helper.make_node("Reshape", ["x", "sizes"], ["y"])]
+    if sizes is None:
+        nodes.insert(1, helper.make_node("Concat", ["size", "two"], ["sizes"], axis=0))
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", 1, [3, None]), helper.make_tensor_value_info("size", 7, [1])],
+        [helper.make_tensor_value_info("y", 1, None)],
+        [helper.make_tensor("sizes", 7, [2], sizes) if sizes else helper.make_tensor("two", 7, [1], [2])],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_zero_among_computed_sizes_is_one() -> None:
+    model = _reshaped("NonZero", None)
+    take_zero_for_a_size(model)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    for x, size in ((np.zeros((3, 0), np.float32), 0), (np.random.rand(3, 4).astype(np.float32), 6)):
+        (y,) = session.run(None, {"x": x, "size": np.array([size])})
+        np.testing.assert_array_equal(y, x.reshape(size, 2))
+
+
+@pytest.mark.parametrize(("finds", "sizes"), [("NonZero", [0, -1]), ("NonZero", [-1, 2]), ("Identity", None)])
+def test_other_sizes_stay(finds: str, sizes: list[int] | None) -> None:
+    model = _reshaped(finds, sizes)
+    before = model.SerializeToString()
+    take_zero_for_a_size(model)
+    assert model.SerializeToString() == before
