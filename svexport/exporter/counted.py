@@ -15,7 +15,7 @@ from svexport.exporter.agreement import agree
 from svexport.exporter.borders import ANYWAY
 from svexport.exporter.rounding import Tolerances
 from svexport.progress import phase
-from svexport.tracing.reach import Place, Reached
+from svexport.tracing.reach import Place, Reached, bytes_of
 from svexport.tracing.state import State, random_state, set_random_state
 
 __all__ = ["refuse_counted"]
@@ -117,17 +117,24 @@ def refuse_counted(
 
 
 class _Growing(NamedTuple):
-    """A container to which each call adds as many items, or from which it takes them: the last that it had added."""
+    """A container to which each call adds ``step`` items, or from which it takes them.
+
+    Attributes:
+        start: how many it had before the first call.
+        items: those that the last call has added.
+        from_left: whether the first are taken, not the last.
+    """
 
     name: str
     container: Any
+    start: int
     step: int
     items: list[Any]
     from_left: bool
 
     def fitting(self, count: int) -> int:
         """How many of so many calls may follow at once."""
-        size = sum(item.nbytes for item in self.items if isinstance(item, (Tensor, np.ndarray)))
+        size = sum(bytes_of(item) for item in self.items if isinstance(item, (Tensor, np.ndarray)))
         return min(count, LONGEST // abs(self.step), MOST_BYTES // max(size, 1))
 
     def go_on(self, count: int) -> None:
@@ -160,7 +167,7 @@ def _growing(after: Sequence[Reached], changed: Iterable[str]) -> list[_Growing]
             continue  # attributes of an object
         items = [*held.values()] if isinstance(held, dict) else [*held]
         from_left = step < 0 and bool(items) and next(iter(held)) is not next(iter(before))
-        found.append(_Growing(name, container, step, items[len(before) :], from_left))
+        found.append(_Growing(name, container, len(earlier) - step, step, items[len(before) :], from_left))
     return found
 
 
@@ -196,7 +203,7 @@ def _counts(
     numbers: Callable[[], Iterable[float]],
 ) -> Iterable[int]:
     """Those of :data:`COUNTS`, and after which a number or a length is one of the user's, or will be with the next."""
-    lengths = [(len(grown.container), grown.step) for grown in lists]
+    lengths = [(grown.start, grown.step) for grown in lists]
     for name, step in counters.items():
         value = first[name].value
         if isinstance(value, (str, bytes)):

@@ -20,7 +20,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from svexport.tracing.source import calls_of_users, is_library, is_standard
 
-__all__ = ["Place", "Reached", "Root", "roots_of_users", "same"]
+__all__ = ["Place", "Reached", "Root", "bytes_of", "roots_of_users", "same"]
 
 MOST_FAR = 20_000
 """Values that are looked at further from a module than in a container of its own: what holds more is data."""
@@ -116,7 +116,7 @@ class Reached:
             if not near and values < 0:
                 continue
             if isinstance(value, (Tensor, np.ndarray)):
-                needed = 0 if near else _bytes(value)
+                needed = 0 if near else bytes_of(value)
                 self._add(name, Place(self._copy(value) if needed <= size else value, value, None))
                 size -= needed if needed <= size else 0
             elif isinstance(value, _PLAIN):
@@ -330,7 +330,7 @@ def _items(container: Any) -> list[Any]:
     return [part for item in container.items() for part in item] if isinstance(container, dict) else list(container)
 
 
-def _bytes(array: Tensor | np.ndarray) -> int:
+def bytes_of(array: Tensor | np.ndarray) -> int:
     """Of its numbers; of a sparse tensor, which does not say, as many as it would have dense."""
     return array.nbytes if isinstance(array, np.ndarray) else array.numel() * array.element_size()
 

@@ -237,6 +237,9 @@ class Holds(nn.Module):
         if self.how == "dict":
             self.sizes[len(self.sizes)] = x.shape[0]
             return x * 2 if len(self.sizes) < 1000 else x * 3
+        if self.how == "length":
+            self.sizes[object()] = 1
+            return x * 2 if len(self.sizes) != 777 else x * 3
         if self.how == "set":
             self.seen.add(len(self.seen))
             return x * 2 if len(self.seen) < 1000 else x * 3
@@ -248,7 +251,7 @@ class Holds(nn.Module):
         return x * 2 if ends else x * 3
 
 
-@pytest.mark.parametrize("how", ["dict", "set", "last", "first", "pop"])
+@pytest.mark.parametrize("how", ["dict", "length", "set", "last", "first", "pop"])
 def test_what_containers_hold_is_many_or_few(how: str, tmp_path: Path) -> None:
     model = Holds(how)
     with pytest.raises(svexport.VerificationError, match=r"something else once that is \d+ more"):
