@@ -6,7 +6,12 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["plain"]
+__all__ = ["number_of", "plain"]
+
+
+def number_of(count: int, noun: str) -> str:
+    """``1 layer``, ``2 layers``."""
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def plain(renderables: Sequence[Any], notes: Sequence[str] = ()) -> str:

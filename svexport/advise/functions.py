@@ -30,18 +30,8 @@ _DEPTH = 20  # of names of layers that stand for others
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 # Begins of names of what prepares a model, or shows it.
 _SET_UP = (
-    "from_",
-    "init_",
-    "initiali",
-    "reset",
-    "load",
-    "convert",
-    "remap",
-    "test",
-    "checkpoint",
-    "save",
-    "plot",
-    "draw",
+    *("from_", "init_", "initiali", "reset", "load", "convert"),
+    *("remap", "test", "checkpoint", "save", "plot", "draw"),
 )
 
 
@@ -437,9 +427,8 @@ class Function:
     @cached_property
     def may_be_reached(self) -> bool:
         """Whether its name, decorators or class do not say that it is set-up, training or data."""
-        named = self.name.lstrip("_").startswith(_SET_UP)
         of_data = self.owner is not None and self.owner.is_data
-        return not (named or self._is_set_up() or self._is_left_out() or of_data)
+        return not (self._begins_as_set_up or self._is_set_up() or self._is_left_out() or of_data)
 
     @cached_property
     def takes_axes(self) -> bool:
@@ -464,7 +453,11 @@ class Function:
     @cached_property
     def is_set_up_by_name(self) -> bool:
         """Whether nothing but the begin of its name says that it is set-up: ``init_state``."""
-        return self.name.lstrip("_").startswith(_SET_UP) and not (self._is_set_up() or self._is_left_out())
+        return self._begins_as_set_up and not (self._is_set_up() or self._is_left_out())
+
+    @cached_property
+    def _begins_as_set_up(self) -> bool:
+        return self.name.lstrip("_").startswith(_SET_UP)
 
     def _is_set_up(self) -> bool:
         bare = self.name.lstrip("_")
@@ -545,6 +538,10 @@ class Function:
             parent = self.file.parents[node]
             yield node, parent
             node = parent
+
+    def loops(self, node: ast.AST) -> list[ast.For]:
+        """The for loops in whose body it is, the innermost first."""
+        return [parent for child, parent in self.above(node) if isinstance(parent, ast.For) and child in parent.body]
 
     def in_loop(self, node: ast.AST) -> bool:
         """Whether ``node`` is evaluated once per round of a loop or comprehension."""

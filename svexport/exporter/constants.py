@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from svexport.errors import ExportError
+from svexport.tracing.reach import bytes_of
 from svexport.tracing.source import is_library, is_standard, shown_line, user_line
 from svexport.tracing.swapped import swapped
 
@@ -196,7 +197,7 @@ class ConstantValues(TorchFunctionMode):
             if not results:
                 positional, keywords = mapped(lambda leaf: leaf() if isinstance(leaf, _Later) else leaf, given)
                 result = func(*positional, **keywords)
-                if any(t.numel() * t.element_size() > MOST_BYTES for t in leaves_of(result) if isinstance(t, Tensor)):
+                if any(bytes_of(t) > MOST_BYTES for t in leaves_of(result) if isinstance(t, Tensor)):
                     raise _TooLarge
                 results.append(result)
             return results[0]

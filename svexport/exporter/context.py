@@ -230,7 +230,8 @@ def _exact() -> Iterator[None]:
 
     own = _decomp.create_onnx_friendly_decomposition_table
 
-    exact = {name: function for name, function in EXACT.items() if name.partition(".")[0] not in taken_over()}
+    taken = taken_over()
+    exact = {name: function for name, function in EXACT.items() if name.partition(".")[0] not in taken}
 
     def table(*args: Any, **kwargs: Any) -> dict[Any, Callable[..., Any]]:
         return own(*args, **kwargs) | {

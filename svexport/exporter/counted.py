@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,8 +61,7 @@ def refuse_counted(
     """
     if not reached.changed():
         return []
-    with ExitStack() as at_end:
-        at_end.callback(reached.restore)
+    try:
         drawn = {key: value for key, value in random_state().items() if key in ("torch", "cuda")}
 
         def computed() -> Sequence[Tensor]:
@@ -114,6 +112,8 @@ def refuse_counted(
         more = min((abs(grown.step) * grown.fitting(LONGEST) for grown in lists), default=0)
         longer = f", and one with {more:,} items more or fewer" if in_lists else ""
         return [f"forward changes {', '.join(others)} at each call; {calls} calls return the same{longer}"]
+    finally:
+        reached.restore()
 
 
 class _Growing(NamedTuple):
@@ -158,7 +158,7 @@ def _growing(after: Sequence[Reached], changed: Iterable[str]) -> list[_Growing]
     found = []
     for name, container, held in after[-1].contents:
         before, earlier = two.get(id(container)), one.get(id(container))
-        if before is None or earlier is None or not isinstance(container, (list, deque, dict, set)):
+        if before is None or earlier is None:
             continue
         step = len(held) - len(before)
         if step == 0 or step != len(before) - len(earlier) or (step < 0 and isinstance(container, set)):

@@ -13,7 +13,7 @@ from svexport import html
 from svexport.exporter.typed import KeptCall
 from svexport.parity import Parity
 from svexport.tensorrt.check.report import CheckReport
-from svexport.text import plain
+from svexport.text import number_of, plain
 
 __all__ = ["ExportReport", "Faults", "NodeSource"]
 
@@ -191,7 +191,7 @@ class ExportReport:
             verdict = "Verified" if self.verified else "Not verified"
             if self.verify == "quick":
                 verdict = "Not verified, only compared (verify='quick')"
-            verdict += f": {len(outputs)} output{'s' * (len(outputs) > 1)} on {', '.join(runs)} inputs"
+            verdict += f": {number_of(len(outputs), 'output')} on {', '.join(runs)} inputs"
             verdict += f", largest absolute error {self.max_abs:.1e}"
             if any(run.split()[0] in _UNLIKE for run in runs):
                 verdict += " on those like the given ones"

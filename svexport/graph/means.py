@@ -10,7 +10,7 @@ import onnx
 from onnx import TensorProto
 
 from svexport.graph.integers import Known, constants_of
-from svexport.graph.nothing import FINDING
+from svexport.graph.nothing import any_finds
 from svexport.graph.scope import is_standard
 from svexport.graph.substitute import give_outputs, substitute
 from svexport.graph.types import types_of
@@ -36,7 +36,7 @@ def write_means(model: onnx.ModelProto, infer: Callable[[], Mapping[str, Value]]
     types: Mapping[str, Value] = types_of(model)
     known = [types[node.input[0]].shape if node.input[0] in types else None for node in means]
     sizes = [size for shape in known if shape is not None for size in shape]
-    varies = any(node.op_type in FINDING for node in nodes) or any(
+    varies = any_finds(nodes) or any(
         not dim.HasField("dim_value") for value in model.graph.input for dim in value.type.tensor_type.shape.dim
     )
     if not varies and 0 not in sizes:

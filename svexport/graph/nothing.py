@@ -5,7 +5,7 @@ Of what a mask or a threshold picks there may be none, though in no input that w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -17,9 +17,9 @@ from svexport.graph.substitute import give_outputs, substitute
 from svexport.graph.walk import attributes_of, graphs, opset_of, remove_attribute
 from svexport.symbolic._builder import Builder, Value
 
-__all__ = ["FINDING", "take_zero_for_a_size", "write_for_nothing"]
+__all__ = ["any_finds", "take_zero_for_a_size", "write_for_nothing"]
 
-FINDING = frozenset({"Compress", "NonMaxSuppression", "NonZero", "Unique"})
+_FINDING = frozenset({"Compress", "NonMaxSuppression", "NonZero", "Unique"})
 """Ops that return as many as values say."""
 
 _JOINING = {"Cast", "Concat", "Reshape", "Unsqueeze"}
@@ -35,6 +35,11 @@ _OF_SEQUENCES = (0, 5, 6)
 """Those with sequences along axis 1: the numbers, and the first states."""
 
 
+def any_finds(nodes: Iterable[onnx.NodeProto]) -> bool:
+    """Whether values decide how many there are of anything."""
+    return any(node.op_type in _FINDING for node in nodes)
+
+
 def write_for_nothing(model: onnx.ModelProto, infer: Callable[[], Mapping[str, Value]]) -> None:
     """Writes nodes that end the process where they are given nothing with others that do not, in place, if values
     decide sizes.
@@ -48,7 +53,7 @@ def write_for_nothing(model: onnx.ModelProto, infer: Callable[[], Mapping[str, V
         infer: the types of its values, asked for only where there are such nodes.
     """
     nodes = [node for graph in graphs(model.graph) for node in graph.node]
-    if not any(node.op_type in FINDING for node in nodes):
+    if not any_finds(nodes):
         return
     forms: dict[str, _Form] = {}
     if any(is_standard(node, "Transpose") and attributes_of(node).get("perm", [1])[0] for node in nodes):
@@ -83,7 +88,7 @@ def take_zero_for_a_size(model: onnx.ModelProto) -> None:
         model: of opset 14 or later.
     """
     nodes = [node for graph in graphs(model.graph) for node in graph.node]
-    if not any(node.op_type in FINDING for node in nodes):
+    if not any_finds(nodes):
         return
     made_by = {name: node for node in nodes for name in node.output}
     constants = constants_of(model)

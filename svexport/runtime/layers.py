@@ -17,6 +17,7 @@ from svexport.parity import Parity, parity
 from svexport.runtime.session import OnnxEngine
 from svexport.runtime.where import Where, locate
 from svexport.tracing.arguments import MODEL_ATTRIBUTE, FlatModel, leaves
+from svexport.tracing.reach import bytes_of
 from svexport.tracing.source import shown_line, user_line
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def record(flat: FlatModel, tensors: Sequence[Tensor], keep: Collection[int] = (
                     follows=follows,
                     identity=source is not None and len(outputs) == 1 and _same(source, outputs[0]),
                     shapes=[tuple(t.shape) for t in outputs],
-                    bytes=sum(t.numel() * t.element_size() for t in outputs),
+                    bytes=sum(map(bytes_of, outputs)),
                     # Copied at once: the next module may work in place.
                     outputs=[t.detach().clone() for t in outputs] if index in keep else [],
                     line=line,

@@ -23,7 +23,7 @@ from svexport.runtime.engine import Engine, TensorSpec
 from svexport.runtime.session import OnnxEngine, load
 from svexport.runtime.triton_config import DTYPES, Served, ensemble_config, model_config, pbtxt
 from svexport.tensorrt.profiles import DEFAULT_BATCH
-from svexport.text import plain
+from svexport.text import number_of, plain
 
 __all__ = ["TritonRepository", "triton_repository"]
 
@@ -93,8 +93,8 @@ class TritonRepository:
             )
             batch = str(facts["max_batch_size"]) if facts["max_batch_size"] else "as the file has it"
             table.add_row(*map(Text, (name, facts["file"], batch, *ends)))
-        count = len(self.models)
-        return [Text(f"{self.folder}: {count} model{'s' * (count != 1)}", "bold"), table, Text(self.command)]
+        models = number_of(len(self.models), "model")
+        return [Text(f"{self.folder}: {models}", "bold"), table, Text(self.command)]
 
     def __str__(self) -> str:
         return plain(self.tables(), self.notes)

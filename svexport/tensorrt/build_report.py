@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from svexport.tensorrt.check.report import CheckReport
-from svexport.text import plain
+from svexport.text import number_of, plain
 from svexport.untrusted import parse_json
 
 __all__ = ["BuildReport", "Layer", "read_layers"]
@@ -210,10 +210,9 @@ class BuildReport:
         return [(header, rows) for header, rows in lists if rows]
 
     def _facts(self) -> list[tuple[str, str]]:
-        layers, reformats = len(self.layers), len(self.reformats)
-        kinds = [f"{layers} layer{'s' * (layers != 1)}"]
+        kinds = [number_of(len(self.layers), "layer")]
         kinds += [f"{len(self.fused)} of several nodes"] if self.fused else []
-        kinds += [f"{reformats} reformat{'s' * (reformats != 1)}"] if reformats else []
+        kinds += [number_of(len(self.reformats), "reformat")] if self.reformats else []
         return [
             ("built by", f"TensorRT {self.tensorrt} on {self.device}"),
             ("plan", f"{self.bytes / 1e6:.2f} MB, {', '.join(kinds)}"),

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from svexport.tracing.reach import Reached, Root
+from svexport.tracing.reach import Reached, Root, bytes_of
 
 __all__ = ["State", "derivative_levels", "random_state", "same_random_state", "set_random_state", "unchanged"]
 
@@ -30,7 +30,7 @@ class State:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        held = sum(p.numel() * p.element_size() for p in model.parameters() if not nn.parameter.is_lazy(p))
+        held = sum(bytes_of(p) for p in model.parameters() if not nn.parameter.is_lazy(p))
         small = held <= MAX_PARAMETER_BYTES
         self.root = Root("", None, None, model)
         self._reached = Reached([self.root], lambda t: small or not isinstance(t, nn.Parameter), functions=False)

@@ -43,10 +43,7 @@ def _is_of_batch(scope: Scope, node: ast.AST) -> bool:
     """Whether a loop outside of a model takes what it is given one by one, such as a loader's batches."""
     if scope.function.reach is Reach.FORWARD:
         return False
-    loops = [
-        parent for child, parent in scope.function.above(node) if isinstance(parent, ast.For) and child in parent.body
-    ]
-    given = [loop.iter for loop in loops[:1]]
+    given = [loop.iter for loop in scope.function.loops(node)[:1]]
     if given and isinstance(given[0], ast.Call) and getattr(given[0].func, "id", "") in ("zip", "enumerate"):
         given = given[0].args
     return bool(given) and all(isinstance(a, (ast.Name, ast.Subscript)) and scope.kind(a) is None for a in given)

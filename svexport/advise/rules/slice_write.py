@@ -121,10 +121,10 @@ def _are_rows_of_loop(scope: Scope, places: list[ast.Subscript]) -> bool:
 
     Along other axes a part may be padded, and written in both branches of a test: ``y[:, :c, d, :, d:] = ...``.
     """
-    around = _loops(scope, places[0])
+    around = scope.function.loops(places[0])
     names = {name for item in _items(places[0].slice) for name in _counting(scope, item, around)}
     loops = [loop for loop in around if _counter(loop) & names]
-    if not loops or any(loops[-1] not in _loops(scope, place) for place in places):
+    if not loops or any(loops[-1] not in scope.function.loops(place) for place in places):
         return False
     nodes = [node for statement in loops[-1].body for node in ast.walk(statement)]
     if any(isinstance(node, (ast.Continue, ast.Break)) for node in nodes):
@@ -146,11 +146,6 @@ def _are_rows_of_loop(scope: Scope, places: list[ast.Subscript]) -> bool:
         rows.add(tuple(counted))
     written = {scope.function.statement(place) for place in places}
     return len(rows) == 1 and len(rows.pop()) == len(loops) and _is_always_written(loops[-1].body, written)
-
-
-def _loops(scope: Scope, node: ast.AST) -> list[ast.For]:
-    """The loops around it, the innermost first."""
-    return [p for child, p in scope.function.above(node) if isinstance(p, ast.For) and child in p.body]
 
 
 def _counter(loop: ast.For) -> set[str]:
@@ -217,7 +212,7 @@ def _is_always_written(body: list[ast.stmt], written: set[ast.stmt]) -> bool:
 
 def _is_gathered(scope: Scope, place: ast.Subscript) -> bool:
     """``y[:, a] = x[:, b] - x[:, c]`` for every a, b, c of a list: rows by index, which two lists of indices tell."""
-    loop, assignment = next(iter(_loops(scope, place)), None), scope.parent(place)
+    loop, assignment = next(iter(scope.function.loops(place)), None), scope.parent(place)
     if loop is None or assignment not in loop.body or not isinstance(assignment, ast.Assign):
         return False
     if any(isinstance(node, (ast.Continue, ast.Break)) for node in ast.walk(loop)) or scope.kind(loop.iter) is not None:

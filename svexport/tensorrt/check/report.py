@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from svexport.text import plain
+from svexport.text import number_of, plain
 
 __all__ = ["SEVERITIES", "CheckReport", "Finding", "listed"]
 
@@ -96,7 +96,7 @@ class CheckReport:
     def verdict(self) -> str:
         """In a few words."""
         counts = [(len(self.errors), "error"), (len(self.warnings), "warning")]
-        found = ", ".join(f"{count} {name}{'s' * (count > 1)}" for count, name in counts if count)
+        found = ", ".join(number_of(count, name) for count, name in counts if count)
         return found or "no problem found"
 
     def tables(self) -> list[Any]:
