@@ -46,7 +46,6 @@ constexpr Tuned kTuned[] = {
     {0, "einsum", "usual", {1.087f, 4.0f}},
     {0, "einsum", "channel", {0.105f, 0.065f}},
     {0, "einsum", "columns32", {-0.5f, 1.3f}},
-    {0, "einsum", "columns128", {1.25f, 1.0f}},
     {0, "einsum", "correlation", {1.3f, 1.5f}},
     {0, "einsum", "matrices", {6.0f, 3.0f}},
     {0, "grid_sample", "launch", {2.2f}},

@@ -317,7 +317,7 @@ cudaError_t run_channel_product(const Call& call) {
                   call.problem.rows, Divider(teams.units / call.problem.outer), int_of(teams.units)};
   return dispatch_float(y.dtype, [&](auto* pointer) {
     using T = element_t<decltype(pointer)>;
-    const auto kernel = with_constant<32, 64, 128>(call.tactic.columns, [&](auto columns) {
+    const auto kernel = with_constant<32, 64>(call.tactic.columns, [&](auto columns) {
       return with_constant<4, 2, 1>(call.problem.aligned,
                                     [&](auto wide) { return product_kernel<T, columns.value, wide.value>; });
     });

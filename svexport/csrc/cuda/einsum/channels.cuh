@@ -49,14 +49,9 @@ __device__ __forceinline__ void wgmma(float (&c)[J][4], const uint32_t (&a)[4], 
 #define SVEXPORT_4(j) "+f"(c[j][0]), "+f"(c[j][1]), "+f"(c[j][2]), "+f"(c[j][3])
 #define SVEXPORT_16(j) SVEXPORT_4(j), SVEXPORT_4(j + 1), SVEXPORT_4(j + 2), SVEXPORT_4(j + 3)
 #define SVEXPORT_32(j) SVEXPORT_16(j), SVEXPORT_16(j + 4)
-#define SVEXPORT_64(j) SVEXPORT_32(j), SVEXPORT_32(j + 8)
 #define SVEXPORT_NAMES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define SVEXPORT_NAMES_32 \
   SVEXPORT_NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define SVEXPORT_NAMES_64                                                                                     \
-  SVEXPORT_NAMES_32                                                                                           \
-  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52" \
-  ", %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define SVEXPORT_WGMMA(type, shape, more, columns, sums, a0, a1, a2, a3, to, if_adds)                               \
   template <>                                                                                                       \
   __device__ __forceinline__ void wgmma<type, columns / 8>(float (&c)[columns / 8][4], const uint32_t (&a)[4],      \
@@ -66,19 +61,16 @@ __device__ __forceinline__ void wgmma(float (&c)[J][4], const uint32_t (&a)[4], 
                  : SVEXPORT_##sums(0)                                                                               \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));                                  \
   }
-#define SVEXPORT_WGMMAS(type, shape, more)                                                             \
-  SVEXPORT_WGMMA(type, shape, more, 32, 16, "%16", "%17", "%18", "%19", "%20", "%21")                  \
-  SVEXPORT_WGMMA(type, shape, more, 64, 32, "%32", "%33", "%34", "%35", "%36", "%37")                  \
-  SVEXPORT_WGMMA(type, shape, more, 128, 64, "%64", "%65", "%66", "%67", "%68", "%69")
+#define SVEXPORT_WGMMAS(type, shape, more)                                            \
+  SVEXPORT_WGMMA(type, shape, more, 32, 16, "%16", "%17", "%18", "%19", "%20", "%21") \
+  SVEXPORT_WGMMA(type, shape, more, 64, 32, "%32", "%33", "%34", "%35", "%36", "%37")
 SVEXPORT_WGMMAS(float, "k8.f32.tf32.tf32", "")
 SVEXPORT_WGMMAS(__half, "k16.f32.f16.f16", ", 0")
 SVEXPORT_WGMMAS(__nv_bfloat16, "k16.f32.bf16.bf16", ", 0")
 #undef SVEXPORT_WGMMAS
 #undef SVEXPORT_WGMMA
-#undef SVEXPORT_NAMES_64
 #undef SVEXPORT_NAMES_32
 #undef SVEXPORT_NAMES_16
-#undef SVEXPORT_64
 #undef SVEXPORT_32
 #undef SVEXPORT_16
 #undef SVEXPORT_4

@@ -182,9 +182,9 @@ __global__ void __launch_bounds__(kSmallBound<T, I, J>) small_kernel(const __gri
 
 template <class T>
 void (*small_kernel_of(const Tactic& tactic))(Einsum) {
-  return with_constant<2, 3, 4, 5, 6, 7, 8>(tactic.columns, [&](auto columns) {
+  return with_constant<2, 3, 4, 5, 6, 8>(tactic.columns, [&](auto columns) {
     constexpr int J = columns.value, kMost = most_sums(J), kFew = std::min(kMost, kFewSums);
-    return with_constant<2, kFew, kMost>(tactic.sums, [&](auto sums) {
+    return with_constant<kFew, kMost>(tactic.sums, [&](auto sums) {
       return tactic.engine ? small_kernel<T, sums.value, J, true> : small_kernel<T, sums.value, J, false>;
     });
   });

@@ -84,12 +84,11 @@ struct Figures {
   float usual[2];  // time over that of the estimate of sums that are not the usual ones; where it is a single one
   float channel[2];         // of a multiprocessor for a channel of one turn of 64 columns
   float columns32[2];       // beside all turns of 32 columns, and for each, as of one of 64
-  float columns128[2];      // for each turn of 128
   float correlation[2];     // time over that of reading; of adding parts up
   float matrices[2];        // of products of matrices beside their work; time over that of copying all tensors once
 
   SVEXPORT_EACH(launch, large, apart, small, small_product, small_read, small_byte, small_parts, small_time, usual,
-                channel, columns32, columns128, correlation, matrices)
+                channel, columns32, correlation, matrices)
 };
 
 inline int int_of(int64_t n) { return static_cast<int>(n); }
@@ -165,7 +164,10 @@ struct Division {
 // Tiles of 16 of K times V that a warp adds up at most, with so many of 8 columns: as registers hold twice.
 constexpr int most_sums(int columns) { return columns > 7 ? 2 : columns > 5 ? 3 : columns > 4 ? 4 : 5; }
 
-inline int columns_of_small(const Problem& p) { return std::max(2, int_of(ceil_of(p.z_width, 8))); }
+inline int columns_of_small(const Problem& p) {
+  const int columns = std::max(2, int_of(ceil_of(p.z_width, 8)));
+  return columns == 7 ? 8 : columns;  // for which there is no kernel of its own
+}
 
 // Whether rows are so few that it takes less time to read them more often, each time for fewer sums.
 inline bool few_rows(const Problem& p, const Gpu& gpu) {
@@ -173,9 +175,7 @@ inline bool few_rows(const Problem& p, const Gpu& gpu) {
 }
 inline int few_sums(const Problem& p) { return std::min(most_sums(columns_of_small(p)), kFewSums); }
 inline int usual_sums(const Problem& p, const Gpu& gpu) {
-  const int columns = columns_of_small(p);
-  const bool few = few_rows(p, gpu);
-  return columns == 6 || (few && columns > 5) ? 2 : few ? few_sums(p) : most_sums(columns);
+  return few_rows(p, gpu) ? few_sums(p) : most_sums(columns_of_small(p));
 }
 
 // How small divides its work.
@@ -220,7 +220,7 @@ constexpr int channels_of_fetch(int item_size) { return 64 / item_size; }
 constexpr int channel_pitch(int item_size) { return (kRun + 8) * item_size; }  // of what was fetched: lanes meet in no bank
 constexpr int result_pitch(int item_size) { return kRun * item_size + 16; }
 constexpr int stages_of_team(int columns) { return columns == 64 ? 3 : 4; }  // fetches under way, one being read
-constexpr int most_teams(int columns) { return columns > 64 ? 2 : columns > 32 ? 3 : 4; }  // as registers allow
+constexpr int most_teams(int columns) { return columns > 32 ? 3 : 4; }  // as registers allow
 constexpr int team_bytes(int columns, int item_size) {
   return stages_of_team(columns) * channels_of_fetch(item_size) * channel_pitch(item_size) +
          2 * kResults * result_pitch(item_size);
@@ -315,11 +315,8 @@ inline Few<Tactic> tactics(const Problem& p, const Gpu& gpu) {
     if (p.sums && p.outer * ceil_of(p.rows * p.item_size, kFetchPieces * 16) <= INT32_MAX / 2) {
       found.add({Kernel::kChannelCorrelation});
     }
-    for (const int columns : {64, 128, 32}) {
-      // None without columns, nor the most where a turn of them is all: there are more blocks with fewer.
-      const Teams teams(p, columns, gpu);
-      if (p.sums || !teams.fits() || (columns > 32 && p.z_count <= columns / 2)) continue;
-      if (columns == 128 && teams.units * teams.groups <= 2 * gpu.multiprocessors) continue;
+    for (const int columns : {64, 32}) {
+      if (p.sums || !Teams(p, columns, gpu).fits() || (columns > 32 && p.z_count <= columns / 2)) continue;  // half idle
       found.add({Kernel::kChannelProduct, Of::kOne, columns});
     }
   }
@@ -336,12 +333,9 @@ inline Few<Tactic> tactics(const Problem& p, const Gpu& gpu) {
       if (Sums(p, t, gpu).fits()) found.add(t);
     };
     if (p.sums && p.z_count == 1) {
-      if (usual != 2 && usual != few) add(Of::kOne, usual);
-      for (const Of of : {Of::kOne, Of::kApart}) {
-        if (of == Of::kApart && p.x_count == 1) continue;
-        add(of, 2);
-        if (few != 2) add(of, few);
-      }
+      if (usual != few) add(Of::kOne, usual);
+      add(Of::kOne, few);
+      if (p.x_count > 1) add(Of::kApart, few);
     }
   }
   if (found.size() == 0) found.add(Tactic{});
@@ -396,9 +390,7 @@ inline double cost(const Problem& p, const Tactic& t, const Gpu& gpu, const Figu
   if (t.kernel == Kernel::kSmall) return cost_of_small(p, t, gpu, f);
   if (t.kernel == Kernel::kChannelProduct) {
     const auto turns = static_cast<double>(Teams(p, t.columns, gpu).turns());
-    const double all = t.columns == 32    ? f.columns32[0] + f.columns32[1] * turns
-                       : t.columns == 128 ? f.columns128[half_of(p)] * turns
-                                          : turns;
+    const double all = t.columns == 32 ? f.columns32[0] + f.columns32[1] * turns : turns;
     return f.launch[0] + f.channel[half_of(p)] * static_cast<double>(p.x_count) * all;
   }
   if (t.kernel == Kernel::kChannelCorrelation) return f.launch[0] + f.correlation[0] * reading + f.correlation[1];

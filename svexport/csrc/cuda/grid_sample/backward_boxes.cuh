@@ -18,7 +18,7 @@ constexpr int kGradientTile = kTileDown * kGradientRow<T>;
 // The gradient of bilinear points in images that are not left; blocks of tiles x images. Half as many channels at once
 // as fit into the memory: while these are used, the next are on their way. unit: as of Box; copied: the gradient of the
 // output is read by way of shared memory, 16 bytes at a time.
-template <class T, int PADDING>
+template <class T>
 __global__ void __launch_bounds__(kThreads, 4)
     box_kernel(Space s, const T* __restrict__ input, int64_t image, int64_t channel, Gradient<T> grad,
                AnyFloat grad_grid, int batch, int channels, int across, int down, bool copied, int unit, Left left) {
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   for (int n = blockIdx.z; n < batch; n += gridDim.z) {
     if (left(n)) continue;
     Point<TAPS> points[POINTS];
-    UNROLL for (int k = 0; k < POINTS; ++k) points[k] = locate<TAPS, PADDING>(s, n, valid[k] ? first + k * step : 0);
+    UNROLL for (int k = 0; k < POINTS; ++k) points[k] = locate<TAPS>(s, n, valid[k] ? first + k * step : 0);
     bounds(points, valid, edges);
     Box box(edges[0], edges[1], -edges[2], -edges[3], s.size[0], ITEM, unit);
     const bool large = box.bytes > kLargestBox<T>;
@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     UNROLL for (int k = 0; k < POINTS; ++k) {
       if (!valid[k]) continue;
       const int p = first + k * step;
-      const Point<TAPS> point = locate<TAPS, PADDING>(s, n, p);
+      const Point<TAPS> point = locate<TAPS>(s, n, p);
       float gradient[3];
       UNROLL for (int i = 0; i < TAPS; ++i) {
         if (point.offset(i, s.stride) < 0) dot[k][i] = 0;

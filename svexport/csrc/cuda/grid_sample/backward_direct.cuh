@@ -191,10 +191,9 @@ __global__ void __launch_bounds__(kThreads)
 
 using sampler::gradient::kPlaneThreads;
 
-// Blocks of (image, channel, `tile` pixels): each adds up its part of the gradient and writes it once. A thread takes U
-// points at a time. output: (N, C, pixels), contiguous. grad_grid: (N, points, axes), contiguous, or null; of images of
-// one channel only.
-template <class T, int TAPS, int U>
+// Blocks of (image, channel, `tile` pixels): each adds up its part of the gradient and writes it once. output:
+// (N, C, pixels), contiguous. grad_grid: (N, points, axes), contiguous, or null; of images of one channel only.
+template <class T, int TAPS>
 __global__ void __launch_bounds__(kPlaneThreads, 2)
     plane_kernel(Space s, Dense dense, const T* __restrict__ input, int64_t image, Gradient<T> grad,
                  T* __restrict__ output, AnyFloat grad_grid, int channels, int pixels, int tile, int tiles) {
@@ -205,36 +204,26 @@ __global__ void __launch_bounds__(kPlaneThreads, 2)
   for (int i = threadIdx.x; i < size; i += kPlaneThreads) sums[i] = 0;
   __syncthreads();
   const T* source = grad.data + n * grad.image + c * grad.channel;
-  for (int first = threadIdx.x; first < s.points; first += U * kPlaneThreads) {
-    int p[U];
-    float g[U];
-    Point<TAPS> point[U];
-    UNROLL for (int u = 0; u < U; ++u) {
-      const bool there = first + u * kPlaneThreads < s.points;
-      p[u] = there ? first + u * kPlaneThreads : first;
-      g[u] = to_float(load_if<T, 1>(source + p[u] * grad.point, there).at[0]);
+  for (int p = threadIdx.x; p < s.points; p += kPlaneThreads) {
+    const float g = to_float(source[p * grad.point]);
+    const Point<TAPS> point = locate<TAPS>(s, n, p);
+    const Taps<TAPS> taps(point, dense.stride);
+    UNROLL for (int i = 0; i < TAPS; ++i) {
+      const int at = taps.offset[i] - begin;
+      if (taps.offset[i] >= 0 && at >= 0 && at < size) atomicAdd(sums + at, taps.weight[i] * g);
     }
-    locate<TAPS, kAnyPadding>(s, n, p, point);
-    UNROLL for (int u = 0; u < U; ++u) {
-      if (u > 0 && p[u] == first) break;
-      const Taps<TAPS> taps(point[u], dense.stride);
+    if (grad_grid.data == nullptr || begin > 0) continue;
+    float dot[TAPS] = {}, gradient[3] = {};
+    if (TAPS > 1) {
       UNROLL for (int i = 0; i < TAPS; ++i) {
-        const int at = taps.offset[i] - begin;
-        if (taps.offset[i] >= 0 && at >= 0 && at < size) atomicAdd(sums + at, taps.weight[i] * g[u]);
+        const int from = point.offset(i, s.stride);
+        const float value = to_float(load_if<T, 1>(input + n * image + from, from >= 0).at[0]);
+        if (from >= 0) dot[i] = g * value;
       }
-      if (grad_grid.data == nullptr || begin > 0) continue;
-      float dot[TAPS] = {}, gradient[3] = {};
-      if (TAPS > 1) {
-        UNROLL for (int i = 0; i < TAPS; ++i) {
-          const int from = point[u].offset(i, s.stride);
-          const float value = to_float(load_if<T, 1>(input + n * image + from, from >= 0).at[0]);
-          if (from >= 0) dot[i] = g[u] * value;
-        }
-        to_coordinates(point[u], dot, gradient);
-      }
-      UNROLL for (int a = 0; a < Point<TAPS>::AXES; ++a) {
-        if (a < s.axes) grad_grid.set((static_cast<int64_t>(n) * s.points + p[u]) * s.axes + a, gradient[a]);
-      }
+      to_coordinates(point, dot, gradient);
+    }
+    UNROLL for (int a = 0; a < Point<TAPS>::AXES; ++a) {
+      if (a < s.axes) grad_grid.set((static_cast<int64_t>(n) * s.points + p) * s.axes + a, gradient[a]);
     }
   }
   __syncthreads();

@@ -102,8 +102,7 @@ class Backward : Call {
     while (chunk >= 4 * W && static_cast<int64_t>(lists_.tiles) * ceil_div(channels_, chunk) * images_ < 2 * few_) {
       chunk = ceil_div(chunk, 2 * W) * W;
     }
-    const auto kernel = s.padding == kUsual ? owner_kernel<T, W, kUsual> : owner_kernel<T, W, kAnyPadding>;
-    return launch(kernel, dim3(lists_.tiles, ceil_div(channels_, chunk), images_), kOwnerThreads,
+    return launch(owner_kernel<T, W>, dim3(lists_.tiles, ceil_div(channels_, chunk), images_), kOwnerThreads,
                   static_cast<int>(owner_memory<T, W>(lists_)), stream, true, s, lists_, gradient_, output_, batch_,
                   channels_, chunk, pairs);
   }
@@ -116,8 +115,7 @@ class Backward : Call {
     const bool copied = gradient_.point == 1 &&
                         (reinterpret_cast<uintptr_t>(gradient_.data) | gradient_.image * sizeof(T) |
                          gradient_.channel * sizeof(T) | across * sizeof(T)) % 16 == 0;
-    const auto kernel = s.padding == kUsual ? box_kernel<T, kUsual> : box_kernel<T, kAnyPadding>;
-    return launch(kernel, dim3(ceil_div(across, kTileAcross) * ceil_div(down, kTileDown), 1, images_), kThreads,
+    return launch(box_kernel<T>, dim3(ceil_div(across, kTileAcross) * ceil_div(down, kTileDown), 1, images_), kThreads,
                   kBoxMemory, stream, true, s, data, image, channel, gradient_, AnyFloat(grad_grid), batch_, channels_,
                   across, down, copied, unit_of(data, image, channel, pixels_), left_);
   }
@@ -148,9 +146,7 @@ class Backward : Call {
   cudaError_t add_planes() const {
     const Launch l = sampler::gradient::launch(problem, tactic, gpu);
     const int tile = l.shared_memory / static_cast<int>(sizeof(float));
-    constexpr int U = TAPS == 16 ? 1 : 2;
-    const auto kernel = s.points > kPlaneThreads ? plane_kernel<T, TAPS, U> : plane_kernel<T, TAPS, 1>;
-    return launch_planned(kernel, l, false, stream, s, Dense(s, 1), static_cast<const T*>(input.data), input.strides[0],
+    return launch_planned(plane_kernel<T, TAPS>, l, false, stream, s, Dense(s, 1), static_cast<const T*>(input.data), input.strides[0],
                           gradient_, output_, AnyFloat(channels_ == 1 ? grad_grid : Tensor{}), channels_, pixels_, tile,
                           ceil_div(pixels_, tile));
   }
@@ -176,11 +172,10 @@ class Backward : Call {
         grad.strides[1] == 1 &&
         (reinterpret_cast<uintptr_t>(grad.data) | point * sizeof(T) | grad.strides[0] * sizeof(T)) % 16 == 0;
     const int width = last ? 0 : point == 1 ? pixel_width<T>(grad.data, grad.strides[0], grad.strides[1], 4) : 1;
-    const auto kernel = s.padding == kUsual ? vector_kernel<T, TAPS, kUsual> : vector_kernel<T, TAPS, kAnyPadding>;
     const unsigned blocks = ceil_div(s.points, kThreads >> shift);
     const unsigned resident = static_cast<unsigned>(std::min<int64_t>(few_, static_cast<int64_t>(blocks) * batch_));
     const cudaError_t status =
-        launch(kernel, rest.runs && TAPS <= 4 ? dim3(resident) : dim3(blocks, 1, images_), kThreads, 0, stream, listed_,
+        launch(vector_kernel<T, TAPS>, rest.runs && TAPS <= 4 ? dim3(resident) : dim3(blocks, 1, images_), kThreads, 0, stream, listed_,
                s, Dense(s, channels_), data, image, gradient_, add_ ? sums_ : nullptr, others(), batch_, channels_,
                pixels_, shift, width, left_, rest);
     if (status != cudaSuccess || !add_) return status;

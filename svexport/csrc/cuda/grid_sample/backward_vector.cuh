@@ -8,7 +8,7 @@ namespace svexport::backward {
 // Blocks of chunks of 256 >> shift points x images, (16 bytes << shift) of channels at a time; of nearest and bilinear
 // points with fewer blocks than chunks, and one row of them, all images' chunks one after the other. input:
 // (N, pixels, C) with C innermost, any strides else; sums: (N, pixels, C), contiguous, or null.
-template <class T, int TAPS, int PADDING>
+template <class T, int TAPS>
 __global__ void __launch_bounds__(kThreads, TAPS <= 4 ? 4 : 1)
     vector_kernel(Space s, Dense dense, const T* __restrict__ input, int64_t image, Gradient<T> grad,
                   float* __restrict__ sums, AnyFloat grad_grid, int batch, int channels, int64_t pixels, int shift,
@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kThreads, TAPS <= 4 ? 4 : 1)
     do {
       const int first = at * rows, p = first + row;
       Point<TAPS> point;
-      if (p < s.points) point = locate<TAPS, PADDING>(s, n, p);
+      if (p < s.points) point = locate<TAPS>(s, n, p);
       const Taps<TAPS> from(point, s.stride), to(point, dense.stride);
       float dot[TAPS] = {};
       for (int block_channel = 0; block_channel < channels; block_channel += V << shift) {

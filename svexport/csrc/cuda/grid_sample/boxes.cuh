@@ -26,7 +26,7 @@ constexpr int kStages = 3;  // parts of the shared memory of a block: one is use
 
 // Blocks of tiles x `chunk` channels x images, as many channels at a time as fit into a part of `memory`. scattered:
 // (N, tiles), set where the box is too large, and nothing computed.
-template <class T, int PADDING>
+template <class T>
 __global__ void __launch_bounds__(kThreads, 4)
     box_kernel(Space s, const T* __restrict__ input, int64_t image, int64_t channel, Output<T> output, Tiles tiles,
                int batch, int channels, int chunk, int memory, int unit, bool* __restrict__ scattered) {
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kThreads, 4)
 
   for (int n = blockIdx.z; n < batch; n += gridDim.z) {
     Point<TAPS> points[POINTS];
-    locate<TAPS, PADDING>(s, n, {valid[0] ? first : 0, valid[1] ? first + step : 0}, points);
+    locate<TAPS>(s, n, {valid[0] ? first : 0, valid[1] ? first + step : 0}, points);
     bounds(points, valid, edges);
     Box box(edges[0], edges[1], -edges[2], -edges[3], s.size[0], ITEM, unit);
     const bool large = box.bytes > kLargestBox<T>;

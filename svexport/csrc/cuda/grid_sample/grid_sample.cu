@@ -86,9 +86,7 @@ cudaError_t run_boxes(const Call<T>& call) {
   T* copy = static_cast<T*>(call.workspace);
   bool* copied = reinterpret_cast<bool*>(copy + call.input.numel());
   bool* scattered = copied + call.batch();
-  const auto kernel = with_constant<kZeros, kPixels, kAnyPadding>(
-      s.padding, [](auto padding) { return box_kernel<T, padding.value>; });
-  cudaError_t status = call.run(kernel, s, call.data(), call.image(), call.channel(), output, tiles, call.batch(),
+  cudaError_t status = call.run(box_kernel<T>, s, call.data(), call.image(), call.channel(), output, tiles, call.batch(),
                                 call.channels(), call.tactic.chunk, sampler::kBoxMemory,
                                 unit_of(call.data(), call.image(), call.channel(), pixels), scattered);
   if (status != cudaSuccess) return status;

@@ -13,12 +13,12 @@ struct Cells {
   bool inside[POINTS][2][2];
   float weight[POINTS][2][2];
 
-  template <int PADDING, class G>
-  __device__ __forceinline__ void find(const Space& s, const Vec<G, 2 * POINTS>& coordinates) {
+  template <class G>
+  __device__ __forceinline__ void find(const Space& s, const Vec<G, 2 * POINTS>& coordinates, int padding) {
     UNROLL for (int k = 0; k < POINTS; ++k) {
       Point<4> point;
       UNROLL for (int a = 0; a < 2; ++a) {
-        point.axis[a] = pixels<2>(to_float(coordinates.at[2 * k + a]), a, 2, s, PADDING);
+        point.axis[a] = pixels<2>(to_float(coordinates.at[2 * k + a]), a, 2, s, padding);
       }
       x[k] = point.axis[0].first;
       y[k] = point.axis[1].first;
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(1024)
   if (p >= s.points) return;
   const int64_t index = static_cast<int64_t>(n) * s.points + p;
   Cells<POINTS> cells;
-  cells.template find<PADDING>(s, load_if<G, 2 * POINTS>(static_cast<const G*>(s.grid.data) + 2 * index, true));
+  cells.find(s, load_if<G, 2 * POINTS>(static_cast<const G*>(s.grid.data) + 2 * index, true), PADDING);
   const T* plane = input + n * image + begin * channel;
   T* target = output.data + n * output.image + begin * output.channel + p;
   const int count = POINTS > 1 ? 1 : min(chunk, channels - begin);
@@ -106,6 +106,17 @@ __global__ void __launch_bounds__(1024)
   if (output.mask && begin == 0) {
     UNROLL for (int k = 0; k < POINTS; ++k) output.set_mask(index + k, cells.inside[k][0][0] ? 0 : -1);
   }
+}
+
+// Coordinates from the `at`th on, in float32 or in the type of the image; 0 where there are none.
+template <int N, class T>
+__device__ __forceinline__ Vec<float, N> coordinates_at(const AnyFloat& grid, int64_t at, bool there) {
+  if (sizeof(T) == 4 || grid.dtype == DType::kFloat32) {
+    return load_if<float, N>(static_cast<const float*>(grid.data) + at, there);
+  }
+  Vec<float, N> result;
+  to_floats(load_if<T, N>(static_cast<const T*>(grid.data) + at, there), result.at);
+  return result;
 }
 
 // How sampled_kernel divides its work: what is done one after the other, and what a block does of it.
@@ -125,24 +136,24 @@ constexpr int kSamples = 256;
 
 // Points that lie close together gather from memory, far apart from whole planes in shared memory, POINTS side by side
 // of a thread. Which they are all blocks find out alike, from a sample. As many blocks as there are multiprocessors.
-template <class T, class G, int PADDING, int POINTS>
+template <class T, int PADDING, int POINTS>
 __global__ void __launch_bounds__(kSampledThreads)
     sampled_kernel(Space s, const T* __restrict__ input, int64_t image, int64_t channel, Output<T> output, int channels,
                    Work work) {
   extern __shared__ uint4 planes_of_block[];
-  const G* grid = static_cast<const G*>(s.grid.data);
+  const int padding = PADDING == kAnyPadding ? s.padding : PADDING;
   bool tilted = false, far = false;
   if (threadIdx.x < kSamples) {
     const int64_t all = static_cast<int64_t>(work.batch) * s.points, at = threadIdx.x * all / kSamples;
     const bool two = at + 1 < all;
-    const auto a = load_if<G, 2>(grid + 2 * at, two), b = load_if<G, 2>(grid + 2 * at + 2, two);
-    const float rows = fabsf(to_float(a.at[1]) - to_float(b.at[1])) * (PADDING == kPixels ? 1.0f : s.slope[1]);
+    const auto a = coordinates_at<2, T>(s.grid, 2 * at, two), b = coordinates_at<2, T>(s.grid, 2 * at + 2, two);
+    const float rows = fabsf(a.at[1] - b.at[1]) * (padding == kPixels ? 1.0f : s.slope[1]);
     tilted = rows > work.tilted;
     const float spread = threadIdx.x * 0.618034f;  // to all between 0 and 2: twice those that are far is the mean
     far = rows > 2 * (spread - floorf(spread));
   }
   const auto read = [&](int n, int p, auto points) {
-    return load_if<G, 2 * points.value>(grid + 2 * (static_cast<int64_t>(n) * s.points + p), p < s.points);
+    return coordinates_at<2 * points.value, T>(s.grid, 2 * (static_cast<int64_t>(n) * s.points + p), p < s.points);
   };
   const auto set_mask = [&](const auto& cells, int n, int p, auto points) {
     UNROLL for (int k = 0; k < points.value; ++k) {
@@ -157,7 +168,7 @@ __global__ void __launch_bounds__(kSampledThreads)
       const int p = ((i - rest * blocks) * kSampledThreads + threadIdx.x) * W;
       if (p >= s.points) continue;
       Cells<W> cells;
-      cells.template find<PADDING>(s, read(n, p, points));
+      cells.find(s, read(n, p, points), padding);
       gather<4>(s, cells, input + n * image + begin * channel, channel,
                 output.data + n * output.image + begin * output.channel + p, output.channel,
                 min(work.chunk, channels - begin));
@@ -214,7 +225,7 @@ __global__ void __launch_bounds__(kSampledThreads)
 #pragma unroll 1
     for (; p < last; p += kStep, target += kStep) {
       Cells<POINTS> cells;
-      cells.template find<PADDING>(s, next);
+      cells.find(s, next, padding);
       next = read(n, p + kStep, points);
       if (output.mask && begin == 0 && band == 0) set_mask(cells, n, p, points);
       int offset[POINTS][2][2];
@@ -252,21 +263,19 @@ __global__ void __launch_bounds__(kSampledThreads)
 }
 
 template <class T, class G>
-cudaError_t run_of_grid(const Call<T>& call) {
-  const int width = call.tactic.width, padding = call.s.padding;
-  const auto with_padding = [&](auto&& f) {
-    return with_constant<kZeros, kBorder, kReflection, kPixels>(padding, f);
-  };
-  if (call.tactic.kernel == sampler::Kernel::kPlanes) {
-    const auto kernel = with_padding([&](auto of) {
-      return width == 2 ? planes_kernel<T, G, of.value, 2> : planes_kernel<T, G, of.value, 1>;
-    });
-    return call.run(kernel, call.s, call.data(), call.image(), call.channel(), call.output, call.channels(),
-                    call.tactic.chunk, call.tactic.pace);
-  }
-  const Work work(call.problem, width, call.gpu);
-  const auto kernel = with_padding([&](auto of) {
-    return width == 2 ? sampled_kernel<T, G, of.value, 2> : sampled_kernel<T, G, of.value, 1>;
+cudaError_t run_points_of_planes(const Call<T>& call) {
+  const auto kernel = with_constant<kZeros, kBorder, kReflection, kPixels>(call.s.padding, [&](auto padding) {
+    return call.tactic.width == 2 ? planes_kernel<T, G, padding.value, 2> : planes_kernel<T, G, padding.value, 1>;
+  });
+  return call.run(kernel, call.s, call.data(), call.image(), call.channel(), call.output, call.channels(),
+                  call.tactic.chunk, call.tactic.pace);
+}
+
+template <class T>
+cudaError_t run_sampled(const Call<T>& call) {
+  const Work work(call.problem, call.tactic.width, call.gpu);
+  const auto kernel = with_constant<kZeros, kPixels, kAnyPadding>(call.s.padding, [&](auto padding) {
+    return call.tactic.width == 2 ? sampled_kernel<T, padding.value, 2> : sampled_kernel<T, padding.value, 1>;
   });
   return launch_planned(kernel, sampler::launch(work, call.gpu), false, call.stream, call.s, call.data(), call.image(),
                         call.channel(), call.output, call.channels(), work);
@@ -276,7 +285,8 @@ cudaError_t run_of_grid(const Call<T>& call) {
 
 template <class T>
 cudaError_t run_planes(const Call<T>& call) {
-  return call.s.grid.dtype == call.input.dtype ? run_of_grid<T, T>(call) : run_of_grid<T, float>(call);
+  if (call.tactic.kernel == sampler::Kernel::kSampled) return run_sampled(call);
+  return call.s.grid.dtype == call.input.dtype ? run_points_of_planes<T, T>(call) : run_points_of_planes<T, float>(call);
 }
 
 template cudaError_t run_planes(const Call<float>&);

@@ -106,7 +106,7 @@ size_t owner_memory(const Lists& lists) {
 
 // Blocks of tiles x chunks of channels x images, W channels at a time. output: (N, C, pixels), contiguous; pairs: two
 // pixels can be stored at once. The gradient of a channel is less than 2^32 bytes.
-template <class T, int W, int PADDING>
+template <class T, int W>
 __global__ void __launch_bounds__(kOwnerThreads, W == 8 ? 3 : 4)
     owner_kernel(Space s, Lists lists, Gradient<T> grad, T* __restrict__ output, int batch, int channels, int chunk,
                  bool pairs) {
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(kOwnerThreads, W == 8 ? 3 : 4)
       const int i = threadIdx.x + u * kOwnerThreads;
       offsets[u] = static_cast<uint32_t>(points[u] * grad.point * sizeof(T));
       if (i >= count) continue;
-      const Point<TAPS> point = locate<TAPS, PADDING>(s, n, points[u]);
+      const Point<TAPS> point = locate<TAPS>(s, n, points[u]);
       UNROLL for (int k = 0; k < TAPS; ++k) {
         const int x = point.axis[0].index[Point<TAPS>::at(k, 0)] - left, y = point.axis[1].index[k / 2] - top;
         if (static_cast<unsigned>(x) >= width || static_cast<unsigned>(y) >= height) continue;
