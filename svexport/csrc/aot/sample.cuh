@@ -25,7 +25,6 @@ __device__ Space space(const View<const T, R>& input, const View<const G, R>& gr
   s.grid_image = static_cast<int64_t>(s.points) * AXES;
   s.grid_coordinate = 1;
   s.grid_stride[AXES - 1] = AXES;  // a row of all points
-  s.grid_dense = true;
   s.grid_pairs = AXES == 2 && grid.aligned(2 * sizeof(G));
   return s;
 }

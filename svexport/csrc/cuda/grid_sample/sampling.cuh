@@ -23,7 +23,6 @@ struct Space {
   int64_t grid_image;  // strides: between images,
   int64_t grid_coordinate;
   int64_t grid_stride[3] = {};  // points along x, y, z
-  bool grid_dense;              // row-major without gaps
   bool grid_pairs;              // both coordinates of a point can be read at once
   Divider across, down;         // by the number of points along x and y
 
@@ -60,7 +59,6 @@ struct Space {
     s.grid_image = grid.strides[0];
     s.grid_coordinate = grid.strides[grid.rank - 1];
     s.grid_pairs = s.axes == 2 && grid.aligned(grid.rank - 1, 2 * grid.item_size());
-    s.grid_dense = grid.contiguous();
     return true;
   }
 };
