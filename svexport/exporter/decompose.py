@@ -23,7 +23,8 @@ from svexport.exporter.aten.interpolate import nearest_exact
 from svexport.exporter.aten.place import END, depends_on_size, fill_diagonal, unravel_index
 from svexport.exporter.aten.span import linspace
 from svexport.exporter.aten.special import floating
-from svexport.exporter.exact import EMBEDDINGS, EXACT, floor_divide, truncated
+from svexport.exporter.embeddings import EMBEDDINGS
+from svexport.exporter.exact import EXACT, floor_divide, truncated
 from svexport.exporter.masks import CHOICES, by_places, is_mask_of_places
 from svexport.symbolic._symbolic import taken_over
 from svexport.tracing.swapped import untraced

@@ -6,7 +6,6 @@ while it traces (see ``decompose``), torch.export where it decomposes.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from svexport.exporter.aten.product import up_to_each
 from svexport.exporter.aten.special import floating, log1p, polynomial
 from svexport.exporter.masks import where
 
-__all__ = ["EMBEDDINGS", "EXACT", "floor_divide", "shapes_of_losses", "truncated"]
+__all__ = ["EXACT", "floor_divide", "shapes_of_losses", "truncated"]
 
 
 def _angle(x: Tensor) -> Tensor:
@@ -259,28 +258,6 @@ def shapes_of_losses() -> Iterator[None]:
     finally:
         table.update(own)
 
-
-def _shortened(own: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """``F.embedding(max_norm=...)`` that computes with all rows as they would be read, and writes none of them.
-
-    torch shortens the rows that are looked up, in the weight itself: a trace has those of its own inputs only.
-    """
-    names = list(inspect.signature(own).parameters)[2:]
-
-    def embedding(input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        given = {**dict(zip(names, args)), **kwargs}
-        if (longest := given.pop("max_norm", None)) is not None:
-            norm = torch.linalg.vector_norm(weight, given.get("norm_type", 2.0), -1, keepdim=True)
-            weight = torch.where(norm > longest, weight * (longest / (norm + 1e-7)), weight)
-        if (given.get("padding_idx") or 0) < 0:  # the exporter takes -1 for none
-            given["padding_idx"] += weight.size(0)
-        return own(input, weight, **given)
-
-    return embedding
-
-
-EMBEDDINGS = {function: _shortened(function) for function in (F.embedding, F.embedding_bag)}
-"""By what Python calls."""
 
 _MADE_BY_TORCH = (
     *("atleast_1d.Sequence", "atleast_2d.Sequence", "atleast_3d.Sequence", "binary_cross_entropy_with_logits"),

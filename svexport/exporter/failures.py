@@ -79,6 +79,21 @@ def reason_of(error: BaseException, input_names: Sequence[str]) -> tuple[str, st
             "forward computes with complex numbers, for which a function has no form in ONNX",
             "compute with the real and imaginary parts, torch.view_as_real(z)",
         )
+    if "Tensor that doesn't have storage" in text:
+        return (
+            "forward takes derivatives backwards (torch.func.grad, vjp or jacrev), which are not traced",
+            "write the derivative out, or take it forwards by torch.func.jvp",
+        )
+    if drawn := re.search(r"op='aten\.(\w+)', overload='(?:\w+_)?generator", text):
+        return (
+            f"forward draws random numbers ({drawn[1]}) from a generator of its own",
+            "draw them outside, and pass them as inputs, or keep them in a buffer if they are always the same",
+        )
+    if "unhashable type: non-nested SymInt" in text:
+        return (
+            "forward looks a dynamic size up in a dict, a set or a cache",
+            "compute anew what is kept by size, from that size alone, or make it static",
+        )
     if re.search(r"Unsupported attribute type: .*Symbolic", text):
         return (
             "a number that ONNX has as an attribute is a dynamic size, such as groups=x.shape[0] of a convolution",

@@ -21,6 +21,7 @@ from svexport.graph.bodies import attach, ir_version, lower_in_place, node_types
 from svexport.graph.conditions import take_decided_branches
 from svexport.graph.fold import fold_constants
 from svexport.graph.integers import write_exactly
+from svexport.graph.log_sigmoid import write_log_sigmoids
 from svexport.graph.means import write_means
 from svexport.graph.nodes import beyond_plugin, separate_names, svexport_nodes
 from svexport.graph.nothing import write_for_nothing
@@ -186,6 +187,7 @@ def _standard(model: onnx.ModelProto, target: Target | None) -> onnx.ModelProto:
     write_exactly(model, infer)
     write_means(model, infer)
     write_for_nothing(model, infer)
+    write_log_sigmoids(model, infer)
     lowered = _lowered(model)
     while fold_constants(model, lowered) or take_decided_branches(model, lowered):
         lowered = _lowered(model)

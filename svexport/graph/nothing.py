@@ -11,7 +11,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from svexport.graph.integers import constants_of
+from svexport.graph.integers import Known, constants_of
+from svexport.graph.reshaped import Reshapes, one_or_none, reached
 from svexport.graph.scope import is_standard
 from svexport.graph.substitute import give_outputs, substitute
 from svexport.graph.walk import attributes_of, graphs, opset_of, remove_attribute
@@ -24,6 +25,9 @@ _FINDING = frozenset({"Compress", "NonMaxSuppression", "NonZero", "Unique"})
 
 _JOINING = {"Cast", "Concat", "Reshape", "Unsqueeze"}
 """Ops that make a list of sizes of sizes."""
+
+_WRITTEN = ("GRU", "Gather", "LSTM", "MatMul", "Reshape", "SoftmaxCrossEntropyLoss")
+"""Ops with a form of their own."""
 
 _Form = Callable[[Builder, onnx.NodeProto, Mapping[str, Value]], "list[Value] | None"]
 """Writes a node with others; None leaves it."""
@@ -55,13 +59,21 @@ def write_for_nothing(model: onnx.ModelProto, infer: Callable[[], Mapping[str, V
     nodes = [node for graph in graphs(model.graph) for node in graph.node]
     if not any_finds(nodes):
         return
-    forms: dict[str, _Form] = {}
-    if any(is_standard(node, "Transpose") and attributes_of(node).get("perm", [1])[0] for node in nodes):
-        forms["MatMul"] = _apart
-    forms |= {"GRU": _one_more, "LSTM": _one_more, "Gather": _last_sum(nodes, constants_of(model))}
-    if not any(is_standard(node, kind) for node in nodes for kind in forms):
+    if not any(is_standard(node, kind) for node in nodes for kind in _WRITTEN):
         return
+    constants = constants_of(model)
     opset, types = opset_of(model), infer()
+    made_by = {name: node for node in nodes for name in node.output}
+    nothing = reached(nodes, _FINDING)
+    moved = any(is_standard(node, "Transpose") and attributes_of(node).get("perm", [1])[0] for node in nodes)
+    forms: dict[str, _Form] = {
+        "GRU": _one_more,
+        "Gather": _last_sum(nodes, constants),
+        "LSTM": _one_more,
+        "MatMul": _product(moved, nothing),
+        "Reshape": Reshapes(Known(types, made_by, constants), nothing),
+        "SoftmaxCrossEntropyLoss": _cross_entropy,
+    }
     made_anew: set[str] = set()
 
     def build(node: onnx.NodeProto, prefix: str) -> Builder | None:
@@ -106,12 +118,44 @@ def take_zero_for_a_size(model: onnx.ModelProto) -> None:
             node.attribute.append(helper.make_attribute("allowzero", 1))
 
 
-def _apart(b: Builder, node: onnx.NodeProto, types: Mapping[str, Value]) -> list[Value] | None:
-    operands = [types.get(name, Value(name)) for name in node.input]
+def _product(transposed: bool, nothing: set[str]) -> _Form:
+    """A MatMul with batches.
+
+    Args:
+        transposed: whether there are Transposes that move batches.
+        nothing: values of which there may be none.
+    """
+
+    def form(b: Builder, node: onnx.NodeProto, types: Mapping[str, Value]) -> list[Value] | None:
+        given = [types.get(name, Value(name)) for name in node.input]
+        operands = _apart(b, given) if transposed else given
+        if any(x.name in nothing for x in given):
+            operands = _as_many(b, operands)
+        return None if operands == given else [b.op("MatMul", *operands)]
+
+    return form
+
+
+def _apart(b: Builder, operands: list[Value]) -> list[Value]:
     if any(x.shape is None or x.rank < 3 for x in operands) or not any(None in (x.shape or ()) for x in operands):
-        return None
-    as_they_are = [b.op("Reshape", x, b.ints(*[0] * x.rank), shape=x.shape) for x in operands]
-    return [b.op("MatMul", *as_they_are)]
+        return operands
+    return [b.op("Reshape", x, b.ints(*[0] * x.rank), shape=x.shape) for x in operands]
+
+
+def _as_many(b: Builder, operands: list[Value]) -> list[Value]:
+    """One matrix for all of no batches is none: ONNX Runtime refuses that, unless it stands on the right."""
+    left, right = operands
+    if left.shape is None or right.shape is None or left.rank < 2 or right.rank < 3:
+        return operands
+    rank = max(left.rank, right.rank)
+
+    def of_batches(x: Value, other: Value) -> Value:
+        own, batches = ([*[1] * (rank - y.rank), *(y.shape or ())][:-2] for y in (x, other))
+        places = [i - rank for i in range(rank - 2) if own[i] == 1 and batches[i] is None]
+        sizes = [b.dim(other, i) if i in places else 1 for i in range(-rank, 0)]
+        return b.op("Expand", x, one_or_none(b, b.shape(*sizes))) if places else x
+
+    return [of_batches(left, right), of_batches(right, left)]
 
 
 def _last_sum(nodes: Sequence[onnx.NodeProto], constants: Mapping[str, TensorProto]) -> _Form:
@@ -128,6 +172,15 @@ def _last_sum(nodes: Sequence[onnx.NodeProto], constants: Mapping[str, TensorPro
         return [b.reduce("ReduceSum", x, [0], keepdims=last.ndim == 1)] if last.tolist() in (-1, [-1]) else None
 
     return form
+
+
+def _cross_entropy(b: Builder, node: onnx.NodeProto, types: Mapping[str, Value]) -> list[Value] | None:
+    """In its two parts: ONNX Runtime's own reshapes to a size that is to be found."""
+    scores, *rest = (types.get(name, Value(name)) for name in node.input)
+    if b.opset < 13 and (scores.shape is None or scores.rank != 2):  # there of all axes from that one on
+        return None
+    likely = b.op("LogSoftmax", scores, axis=1)
+    return [b.op("NegativeLogLikelihoodLoss", likely, *rest, **attributes_of(node)), likely]
 
 
 def _one_more(b: Builder, node: onnx.NodeProto, types: Mapping[str, Value]) -> list[Value] | None:

@@ -7,7 +7,7 @@ Whatever a node is written as is exactly what it means, in ONNX Runtime too.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -163,6 +163,44 @@ def _clip(b: Builder, node: _Node) -> Any:
     return x if x is not node.inputs[0] else None
 
 
+@_form("Pad")
+def _pad(b: Builder, node: _Node) -> Any:
+    """Cut off first where it is padded with less than nothing, which all parsers refuse."""
+    x, *rest = node.inputs
+    pads = node.constants[1] if rest else node.attributes.get("pads")
+    if x.shape is None or pads is None or min(pads) >= 0 or node.attributes.get("mode", b"constant") != b"constant":
+        return None
+    axes = list(range(x.rank))
+    if len(rest) > 2 and rest[2].name:
+        if node.constants[3] is None:
+            return None
+        axes = node.constants[3].tolist()
+    half = len(axes)
+    for axis, first, last in zip(axes, pads[:half], pads[half:], strict=True):
+        if min(first, last) < 0:
+            x = b.slice(x, axis, -min(int(first), 0), min(int(last), 0) or np.iinfo(np.int32).max)
+    more = [max(int(number), 0) for number in pads]
+    if not any(more):
+        return x
+    if not rest:
+        return b.op("Pad", x, **{**node.attributes, "pads": more})
+    return b.op("Pad", x, b.ints(*more), *(value if value.name else None for value in rest[1:]), **node.attributes)
+
+
+@_form("Resize")
+def _resize(b: Builder, node: _Node) -> Any:
+    """To sizes that are known, which all parsers align the corners of; ONNX aligns them with size times scale."""
+    shape = node.outputs[0].shape
+    scales = node.constants[2] if b.opset >= 11 and len(node.inputs) == 3 else None
+    if node.attributes.get("coordinate_transformation_mode") != b"align_corners" or shape is None or scales is None:
+        return None
+    sizes = [shape[axis] for axis in node.attributes.get("axes", range(len(shape)))]
+    if None in sizes or all(float(scale).is_integer() for scale in scales):
+        return None
+    none = b.constant(np.zeros(0, np.float32)) if b.opset < 13 else None
+    return b.op("Resize", node.inputs[0], none, none, b.ints(*sizes), **node.attributes)
+
+
 @_form("Shape", before=(10, 0))
 def _shape(b: Builder, node: _Node) -> Any:
     """The parser reads no start and end before 10.0."""
@@ -263,6 +301,42 @@ def _trilu(b: Builder, node: _Node) -> Any:
     if x.dtype == TensorProto.BOOL:
         return b.op("And", x, kept)
     return b.op("Where", kept, x, b.like(0, x))
+
+
+@_form("InstanceNormalization", before=(10, 0))
+def _instance_norm(b: Builder, node: _Node) -> Any:
+    """Gains of FLOAT16 are read as twice as many bytes of FLOAT: ones and zeros of FLOAT stand in for those."""
+    x, *gains = node.inputs
+    count = gains[0].shape[0] if gains[0].shape else None
+    if x.dtype != TensorProto.FLOAT16 or count is None or x.shape is None:
+        return None
+    plain = b.constant(np.ones(count, np.float32)), b.constant(np.zeros(count, np.float32))
+    y = b.cast(b.op("InstanceNormalization", b.cast(x, TensorProto.FLOAT), *plain, **node.attributes), x.dtype)
+    for op_type, gain, array, idle in zip(("Mul", "Add"), gains, node.constants[1:], (1, 0), strict=True):
+        if array is None or (array != idle).any():
+            y = b.op(op_type, y, b.reshape(gain, count, *[1] * (x.rank - 2)))
+    return y
+
+
+def _in_float(op_type: str, **versions: Version) -> None:
+    @_form(op_type, **versions)
+    def write(b: Builder, node: _Node) -> Any:
+        """In FLOAT, of which the parser has numbers that it puts beside those of the node."""
+        half = TensorProto.FLOAT16
+        if node.inputs[0].dtype != half or not _FLOAT_BESIDE[op_type](node):
+            return None
+        given = [b.cast(x, TensorProto.FLOAT) if x.dtype == half else x for x in node.inputs]
+        inputs = [x if x.name else None for x in given]
+        made = b.ops(op_type, *inputs, outputs=len(node.outputs), **node.attributes)
+        return [b.cast(replace(y, dtype=TensorProto.FLOAT), half) for y in made]
+
+
+_FLOAT_BESIDE: dict[str, Callable[[_Node], bool]] = {
+    "GRU": lambda _: True,
+    "Gemm": lambda node: {node.attributes.get("alpha", 1.0), node.attributes.get("beta", 1.0)} != {1.0},
+}
+_in_float("GRU")
+_in_float("Gemm")
 
 
 @_form("LayerNormalization", before=(8, 6))

@@ -1171,6 +1171,21 @@ def test_everything_is_as_before(opset, tmp_path) -> None:
     assert torch.is_grad_enabled()
 
 
+def test_layers_that_stay_in_training_mode_are_said(tmp_path) -> None:
+    """In a model that is in eval mode, as for statistics of the batch, or dropout that is meant to draw."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(), nn.Dropout(0.0)).eval()
+    x = torch.randn(2, 3, 7, 5)
+    assert not svexport.export(model, x, tmp_path / "m.onnx").notes
+    for layer in model[1:]:
+        layer.train()
+    assert svexport.export(model, x, tmp_path / "m.onnx").notes == [
+        "exported in eval mode, also 1 (BatchNorm2d), 2 (Dropout), which the model holds in training mode"
+    ]
+    assert model[1].training
+    model.train()
+    assert not svexport.export(model, x, tmp_path / "m.onnx").notes
+
+
 @pytest.mark.core
 def test_registrations_of_the_user_survive(tmp_path) -> None:
     def mine(g, *args):
@@ -1182,6 +1197,29 @@ def test_registrations_of_the_user_survive(tmp_path) -> None:
         assert registry.get_function_group("aten::einsum").get(13) is mine
     finally:
         torch.onnx.unregister_custom_op_symbolic("aten::einsum", 13)
+
+
+class Switched(nn.Sequential):
+    """Knows training by a name of its own."""
+
+    learns = True
+
+    def train(self, mode: bool = True) -> nn.Module:
+        self.learns = mode
+        return super().train(mode)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + (1 if self.learns else 0)
+
+
+def test_modules_with_a_switch_of_their_own_are_said(tmp_path) -> None:
+    """Modes are changed without their methods: what a file computes is then neither."""
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 3), Switched(nn.BatchNorm2d(4))), torch.randn(2, 3, 7, 5)
+    assert svexport.export(model, x, tmp_path / "m.onnx").notes == [
+        "exported in eval mode without a call of train(False), of which there is another one in 1 (Switched): call "
+        "model.eval() before, if that changes more than training"
+    ]
+    assert not svexport.export(model.eval(), x, tmp_path / "m.onnx").notes
 
 
 @BOTH_EXPORTERS

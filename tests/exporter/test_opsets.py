@@ -671,6 +671,38 @@ def test_unsorted_topk_is_sorted(opset: int, tmp_path) -> None:
     assert any("sorted" in note for note in comparison.notes)
 
 
+def test_places_in_what_is_not_sorted(tmp_path) -> None:
+    """As inputs that verification draws are not; torch looks at some of them, files at all."""
+
+    class Places(nn.Module):
+        def forward(self, ends: Tensor, x: Tensor) -> Tensor:
+            return torch.searchsorted(ends, x, right=True)
+
+    ends, x = torch.randn(9).sort().values, torch.randn(5)
+    report = svexport.export(Places(), (ends, x), tmp_path / "model.onnx", opset=18)
+    assert report.verified
+    assert [note for note in report.notes if "sorted" in note] == [
+        "searchsorted is compared in sorted order where what it searches in is not sorted"
+    ]
+    torch.testing.assert_close(svexport.load(report.path)(ends, x), torch.searchsorted(ends, x, right=True))
+
+
+def test_distances_are_differences(tmp_path) -> None:
+    """Torch's own are 1e-3 for 0 where there are more than 25 rows."""
+
+    class Distances(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cdist(x, x)
+
+    x = torch.randn(31, 3)
+    report = svexport.export(Distances(), x, tmp_path / "model.onnx", opset=18, dynamic_shapes={"x": {0: "rows"}})
+    assert report.verified
+    assert any("cdist is compared by differences" in note for note in report.notes)
+    torch.testing.assert_close(
+        svexport.load(report.path)(x).double(), (x.double()[:, None] - x.double()).norm(dim=-1), rtol=1e-5, atol=1e-5
+    )
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("opset", [9, 11])
 def test_integers_of_a_least_or_greatest_size(opset: int, dynamic: bool, tmp_path) -> None:

@@ -116,6 +116,25 @@ def test_of_half_models_that_fail_in_torch(tmp_path: Path) -> None:
     assert "torch.cond" not in text
 
 
+def test_of_derivatives_taken_backwards(tmp_path: Path) -> None:
+    text = refused(lambda x: torch.func.grad(lambda y: (y**3).sum())(x), tmp_path, 18)
+    assert "derivatives backwards" in text
+    assert "torch.func.jvp" in text
+
+
+def test_of_numbers_drawn_by_an_own_generator(tmp_path: Path) -> None:
+    text = refused(lambda x: x + torch.randn(6, generator=torch.Generator().manual_seed(3)), tmp_path, 18)
+    assert "draws random numbers (randn) from a generator of its own" in text
+    assert "in a buffer" in text
+
+
+def test_of_sizes_looked_up(tmp_path: Path) -> None:
+    kept = {size: torch.ones(size, 1) for size in range(9)}
+    text = refused(lambda x: x + kept[x.shape[2]], tmp_path, 18, dynamic_shapes=DYNAMIC)
+    assert "looks a dynamic size up in a dict" in text
+    assert "make it static" in text
+
+
 @pytest.mark.parametrize("function", [operator.and_, operator.or_, operator.xor], ids=["and", "or", "xor"])
 def test_of_bits_of_sizes(function: Callable[[int, int], int], tmp_path: Path) -> None:
     text = refused(lambda x: x * function(x.shape[2], 6), tmp_path, 18, dynamic_shapes=DYNAMIC)

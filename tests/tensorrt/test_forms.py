@@ -241,3 +241,67 @@ def test_constants_are_tensors(number: dict[str, Any]) -> None:
     write_plainly(model)
     assert [a.name for a in model.graph.node[0].attribute] == ["value"]
     torch.testing.assert_close(run_model(model, [])[0], expected)
+
+
+@pytest.mark.parametrize("target", ["8.4", "10.1"])
+@pytest.mark.parametrize("pads", [[0, -1, 2, 0, 0, -3], [-1, 0, -2, 0, 0, 0]])
+def test_padding_with_less_than_nothing_cuts(pads: list[int], target: str) -> None:
+    x = torch.randn(2, 3, 7)
+    given = model_of("Pad", [x], 13, [np.array(pads), np.float32(1.5)])
+    result = same(given, [x], target)
+    assert op_types(result).count("Pad") == (max(pads) > 0)
+    same(model_of("Pad", [x], 9, pads=pads, value=1.5), [x], target)
+    if target == "10.1":
+        chosen = [np.array([-2, 1, 1, -1]), np.float32(0), np.array([2, 0])]
+        same(model_of("Pad", [x], 18, chosen), [x], target)
+
+
+def test_padding_that_mirrors_stays() -> None:
+    model = model_of("Pad", [torch.randn(2, 3, 7)], 13, [np.array([0, 0, -1, 0, 0, 2])], mode="reflect")
+    assert op_types(written(model, "10.1")) == ["Pad"]
+    assert [finding.rule for finding in svexport.check(model, "10.1").errors] == ["negative_pads"]
+
+
+@pytest.mark.parametrize("opset", [11, 17])
+def test_aligned_corners_are_those_of_sizes(opset: int) -> None:
+    x, attributes = torch.randn(2, 3, 6, 5), {"mode": "linear", "coordinate_transformation_mode": "align_corners"}
+    none = np.zeros(0, np.float32)
+    result = written(model_of("Resize", [x], opset, [none, np.float32([1, 1, 1.7, 0.6])], **attributes), "8.6")
+    assert svexport.check(result, "8.6").ok
+    expected = torch.nn.functional.interpolate(x, scale_factor=(1.7, 0.6), mode="bilinear", align_corners=True)
+    torch.testing.assert_close(run_model(result, [x])[0], expected, rtol=1e-5, atol=1e-6)
+    whole = model_of("Resize", [x], opset, [none, np.float32([1, 1, 2, 3])], **attributes)
+    assert written(whole, "8.6") == whole
+
+
+@pytest.mark.parametrize("gain", [1.0, 1.5])
+@pytest.mark.parametrize("channels", [3, 70])
+def test_half_instance_norm_has_gains_of_float(channels: int, gain: float) -> None:
+    """The parser takes the bytes of the others for FLOAT, and reads beyond their end."""
+    x = torch.randn(2, channels, 5, 4).half()
+    gains = [np.full(channels, value, np.float16) for value in (gain, gain - 1)]
+    result = written(model_of("InstanceNormalization", [x], 13, gains, output=TYPES[torch.float16]), "8.6")
+    assert svexport.check(result, "8.6").ok
+    expected = torch.nn.functional.instance_norm(x.double()) * gain + gain - 1
+    torch.testing.assert_close(run_model(result, [x])[0].double(), expected, rtol=1e-2, atol=4e-3)
+    count = 1 if gain == 1 and channels == 3 else 3  # of constants that are large nothing is known
+    assert len([op for op in op_types(result) if op not in ("Cast", "Reshape")]) == count
+    assert op_types(written(model_of("InstanceNormalization", [x], 13, gains, output=10), "10.1")) == [
+        "InstanceNormalization"
+    ]
+
+
+def test_numbers_of_float_beside_half() -> None:
+    """The parser multiplies by alpha and beta, and subtracts from 1, in FLOAT."""
+    half = TYPES[torch.float16]
+    x, y, z = (torch.randn(3, 3).half() for _ in range(3))
+    gemm = written(model_of("Gemm", [x, y, z], 13, output=half, alpha=2.0, beta=0.5, transB=1), "10.1")
+    assert svexport.check(gemm, "10.1").ok
+    expected = 2 * x.double() @ y.double().T + z.double() / 2
+    torch.testing.assert_close(run_model(gemm, [x, y, z])[0].double(), expected, rtol=1e-2, atol=1e-2)
+    plain = model_of("Gemm", [x, y, z], 13, output=half)
+    assert written(plain, "10.1") == plain
+    sequence, weights = torch.randn(4, 2, 3).half(), [np.random.randn(1, 6, n).astype(np.float16) for n in (3, 2)]
+    gru = written(model_of("GRU", [sequence], 13, weights, output=half, hidden_size=2), "8.6")
+    assert svexport.check(gru, "8.6").ok
+    assert op_types(gru).count("Cast") == 4

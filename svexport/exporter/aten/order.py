@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 __all__ = ["FUNCTIONS"]
@@ -71,15 +72,27 @@ def _mode(input: Tensor, dim: int = -1, keepdim: bool = False) -> Pair:
     return _like(input, dim, keepdim, values.transpose(dim, -1), places.transpose(dim, -1))
 
 
-def _of_all(function: Callable[..., Pair]) -> Callable[[Tensor], Tensor]:
-    return lambda x: function(x.flatten(), 0)[0]
+def _median_of_all(x: Tensor) -> Tensor:
+    x = x.flatten()
+    count = x.size(0)
+    if not x.is_floating_point() or type(count) is int:
+        return _median(x, 0)[0]
+    values = F.pad(x.sort().values, (1, 0), value=torch.nan)  # of none it is NaN
+    return torch.where(x.isnan().any(), torch.nan, values.narrow(0, (count + 1) // 2, 1)).to(x.dtype).squeeze(0)
+
+
+def _nan_median_of_all(x: Tensor) -> Tensor:
+    x = x.flatten()
+    if x.is_floating_point() and type(x.size(0)) is not int:
+        x = F.pad(x, (0, 1), value=torch.nan)
+    return _nan_median(x, 0)[0]
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "aten::kthvalue": _kth_value,
-    "aten::median": _of_all(_median),
+    "aten::median": _median_of_all,
     "aten::median.dim": _median,
     "aten::mode": _mode,
-    "aten::nanmedian": _of_all(_nan_median),
+    "aten::nanmedian": _nan_median_of_all,
     "aten::nanmedian.dim": _nan_median,
 }

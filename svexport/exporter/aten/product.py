@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -51,11 +51,25 @@ def _added(product: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]
     return function
 
 
+def _tensordot(a: Tensor, b: Tensor, dims: Any = 2, dims_other: Sequence[int] | None = None, **_: Any) -> Tensor:
+    """As ATen or Python calls it. The exporters make matrices, of sizes that nothing leaves open."""
+    if isinstance(dims, Tensor):
+        dims = dims.tolist()
+    if dims_other is None:
+        dims, dims_other = (range(a.dim() - dims, a.dim()), range(dims)) if isinstance(dims, int) else dims
+    of_a, of_b = [*range(a.dim())], [*range(a.dim(), a.dim() + b.dim())]
+    for dim, other in zip(dims, dims_other, strict=True):
+        of_b[other] = of_a[dim]
+    free = [label for label in (*of_a, *of_b) if (label in of_a) != (label in of_b)]
+    return torch.einsum(a, of_a, b, of_b, free)
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "aten::addbmm": _added(lambda x, y: torch.bmm(x, y).sum(0)),
     "aten::addmv": _added(torch.mv),
     "aten::baddbmm": _added(torch.bmm),
     "aten::cumprod": _cumprod,
+    "aten::tensordot": _tensordot,
 }
 
-OTHERWISE = ("aten::addbmm", "aten::addmv", "aten::baddbmm")
+OTHERWISE = ("aten::addbmm", "aten::addmv", "aten::baddbmm", "aten::tensordot")
