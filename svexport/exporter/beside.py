@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -53,9 +53,8 @@ class FileBeside(Generic[Written]):
         self._shares = bool(own) and self._usual + own > _processors()
         self._left = self._usual - own if self._shares else self._usual
         self._written = self._started(write if self._pool is None else partial(_in_short_turns, write))
-        self._load = cache(partial(self._started, partial(self._loaded, own or self._usual)))
-        if self._pool is not None:
-            self._load()
+        self._threads = own or self._usual
+        self._engine = None if self._pool is None else self._started(self._loaded)
 
     def __enter__(self) -> FileBeside[Written]:
         if self._shares:
@@ -82,11 +81,11 @@ class FileBeside(Generic[Written]):
         """What writing it has returned; raises what that has raised."""
         return self._written.result()
 
-    def _loaded(self, threads: int) -> OnnxEngine:
+    def _loaded(self) -> OnnxEngine:
         from svexport.runtime.session import OnnxEngine
 
         self._written.result()
-        return OnnxEngine(self.path, device="cpu", threads=threads)
+        return OnnxEngine(self.path, device="cpu", threads=self._threads)
 
     @property
     def engine(self) -> OnnxEngine:
@@ -95,8 +94,10 @@ class FileBeside(Generic[Written]):
         Raises:
             VerificationError: if it cannot be.
         """
+        if self._engine is None:
+            self._engine = self._started(self._loaded)
         try:
-            return self._load().result()
+            return self._engine.result()
         except EngineError as error:
             raise VerificationError(f"{error}. No file was written.\n  {ANYWAY}") from error
 

@@ -202,6 +202,7 @@ def export(
                 running = FileBeside(file, write, apart=kind not in ("none", "quick"))
             proof = _prove(flat, running, signature, held_to, trace, state, kind)
             done, finished = running.written
+            del running, write, trace  # or a frame that torch.export keeps has them until garbage is collected
             notes += [*done.notes, *proof.notes]
             if platform is not None and not platform.bodies:
                 done.facts["ir_version"] = strip_file(file)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -96,7 +96,9 @@ class Rounding:
         inputs: Sequence[Tensor],
         expected: Sequence[Tensor],
         copies: Copies | None = None,
-        call: Callable[[nn.Module, Sequence[Tensor]], Sequence[Tensor]] = lambda model, inputs: model(*inputs),
+        call: Callable[[Rounding, nn.Module, Sequence[Tensor]], Sequence[Tensor]] = lambda _, model, inputs: model(
+            *inputs
+        ),
         errors: float = 2.0,
         perturbed_first: bool = False,
     ) -> None:
@@ -105,8 +107,8 @@ class Rounding:
         large inputs it takes twice as long, and where all ways count that are needed, their order does not matter."""
         self._inputs, self._expected = inputs, expected
         self._copies, self._call, self._errors = copies or Copies(model), call, errors
-        self._tries: Iterator[Callable[[], Sequence[Tensor]]] | None = None
-        self._perturbed_first, self._in_part = perturbed_first, True
+        self._tries: list[tuple[int | None, float]] | None = None
+        self._perturbed_first = perturbed_first
         self.gaps: list[Tensor | None] = [None] * len(expected)
         self.sizes = False
         self.steady: bool | None = None
@@ -170,11 +172,11 @@ class Rounding:
         """Has torch compute once more, in float64 or changed by rounding errors, if there is another such way."""
         if self._tries is None:
             self._tries = self._ways()
-        again = next(self._tries, None)
-        if again is None:
+        if not self._tries:
             return False
+        seed, most = self._tries.pop(0)
         try:
-            others = again()
+            others = self._precise() if seed is None else self._perturbed(seed, most)
         except Exception:  # noqa: BLE001 - a model tied to one dtype; one that knows what it gets from torch
             return True
         self.sizes |= any(e.shape != o.shape for e, o in zip(self._expected, others, strict=True))
@@ -183,27 +185,27 @@ class Rounding:
             self.gaps[index] = gap if before is None else before if gap is None else before.maximum(gap)
         return True
 
-    def _ways(self) -> Iterator[Callable[[], Sequence[Tensor]]]:
+    def _ways(self) -> list[tuple[int | None, float]]:
+        """Float64 as None, and how results are perturbed: the seed, and how many elements of each at most. No methods:
+        who has its own has tensors that wait for garbage to be collected."""
         try:
             if not repeats(self._copies, self._inputs, self._expected):
-                return
+                return []
         except Exception:  # noqa: BLE001 - a model that cannot be copied; the plain tolerance stands
-            return
-        whole = [partial(self._perturbed, seed) for seed in range(PERTURBATIONS)]
-        if self._perturbed_first:  # by parts, which mostly says enough, and never more than the whole would
-            yield partial(self._perturbed, 0, SOME)
-            whole = whole[not self._in_part :]
-        yield self._precise
-        yield from whole
+            return []
+        ways: list[tuple[int | None, float]] = [(None, math.inf), *((seed, math.inf) for seed in range(PERTURBATIONS))]
+        # By parts first, which mostly says enough, and never more than the whole would.
+        return [(0, SOME), *ways] if self._perturbed_first else ways
 
     def _precise(self) -> Sequence[Tensor]:
         inputs = [t.double() if t.is_floating_point() else t.clone() for t in self._inputs]
-        return self._call(self._copies.double(), inputs)
+        return self._call(self, self._copies.double(), inputs)
 
-    def _perturbed(self, seed: int, most: float = math.inf) -> Sequence[Tensor]:
+    def _perturbed(self, seed: int, most: float) -> Sequence[Tensor]:
         with Perturbed(seed, self._errors, most) as perturbed:
-            results = self._call(self._copies.single(), [t.clone() for t in self._inputs])
-        self._in_part = perturbed.in_part
+            results = self._call(self, self._copies.single(), [t.clone() for t in self._inputs])
+        if most < math.inf and not perturbed.in_part and self._tries:  # these were the whole
+            self._tries.remove((seed, math.inf))
         return results
 
 

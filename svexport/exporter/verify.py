@@ -456,7 +456,7 @@ class Verification:
         found = [held(name, e, a, run, self.held_to, _is_far(run)) for name, e, a in pairs]
         fails = not all(p.ok for p in found)
 
-        def again(model: nn.Module, near: Sequence[Tensor]) -> Sequence[Tensor]:
+        def again(rounding: Rounding, model: nn.Module, near: Sequence[Tensor]) -> Sequence[Tensor]:
             sizes = partial(self._borders.new_run, near) if self._resized.given else None
             like = [t.dtype for t in near] == [t.dtype for t in inputs]
             results, steady = same_way(self._ways[run], model, near, sizes, fails and self.copies.repeats, like)
@@ -483,7 +483,7 @@ class Verification:
                         return None
         if _is_far(run) and not all(p.ok for p in found) and rounding.repeats:
             with self.as_files:
-                if jumps(lambda *near: again(self.model, near), inputs, pairs, found):
+                if jumps(lambda *near: again(rounding, self.model, near), inputs, pairs, found):
                     self.skipped.append(
                         f"{run}: torch's results there jump where inputs change by a millionth, of equal values say"
                     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 import svexport
-from svexport.exporter import beside
+from svexport.exporter import agreement, beside, rounding, verify
 from svexport.exporter.beside import FileBeside
+from svexport.runtime import session
 
 export = importlib.import_module("svexport.exporter.export")  # svexport.export is the function
 
@@ -132,6 +135,30 @@ def test_torch_computes_the_given_inputs_while_the_file_is_written(
     report = svexport.export(Begins().eval(), (torch.randn(11, 7), torch.ones(11)), tmp_path / "m.onnx", opset=13)
     assert report.verified
     assert sys.getswitchinterval() == usual
+
+
+@pytest.mark.parametrize("processors", [1, 1024])
+def test_nothing_waits_for_garbage_to_be_collected(
+    processors: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the session nor the tensors of a verification, of which torch's rounding was asked too."""
+    monkeypatch.setattr(beside, "_processors", lambda: processors)
+    monkeypatch.setattr(agreement, "CLOSE", -1.0)
+    made: list[weakref.ref[Any]] = []
+    for kind in (session.OnnxEngine, verify.Verification, rounding.Rounding):
+
+        def init(self: Any, *args: Any, own: Any = kind.__init__, **kwargs: Any) -> None:
+            made.append(weakref.ref(self))
+            own(self, *args, **kwargs)
+
+        monkeypatch.setattr(kind, "__init__", init)
+    gc.disable()
+    try:
+        svexport.export(Net().eval(), (torch.randn(11, 7), torch.ones(11)), tmp_path / "m.onnx", opset=13)
+        assert len(made) > 3
+        assert [one() for one in made] == [None] * len(made)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("processors", [1, 1024])
