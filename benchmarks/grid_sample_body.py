@@ -2,9 +2,9 @@
 
 Every way is the body itself with one method changed: how it gathers (elements of the flattened image, as the body does;
 rows of an NHWC image, by one Gather or four; single pixels by Gather or GatherND), and how it gets the zeros outside (a
-ring around the image; a mask on the gathered pixels; a mask on the weights, inexact where the image is not finite). The
-body takes a ring or a mask on the pixels, by the sizes. Beside them ONNX Runtime's own GridSample (opset 16), which
-differs from torch at coordinates that are NaN, infinite or huge.
+ring around the image; a mask on the gathered pixels; pixels inside that taps share, and a mask on the points; a mask on
+the weights, inexact where the image is not finite). The body takes a ring or shares pixels, by the sizes. Beside them
+ONNX Runtime's own GridSample (opset 16), which differs from torch at coordinates that are NaN, infinite or huge.
 """
 
 from __future__ import annotations
@@ -110,9 +110,10 @@ class SingleND(Single):
 def outside_by(how: str) -> dict[str, Any]:
     """The members of a Sampler that decide what becomes of taps outside."""
     if how != "masked weights":
-        return {"dense": how == "padded"}
+        by_mask = {"shared": lambda self, x, clipped: self.masked(x)} if how == "masked" else {}
+        return {"dense": how == "padded", **by_mask}
 
-    def zeros(self: Sampler, x: Value) -> Value:
+    def zeros(self: Sampler, x: Value, clipped: bool) -> Value:
         first, self.fraction = self.split(x)
         positions = self.positions(first)
         self.within = self.b.op(
@@ -130,7 +131,7 @@ def outside_by(how: str) -> dict[str, Any]:
 
 
 GATHERS = {"elements": Sampler, "rows": Rows, "four rows": FourRows, "single": Single, "single, ND": SingleND}
-OUTSIDE = ("padded", "masked", "masked weights")
+OUTSIDE = ("padded", "masked", "shared", "masked weights")
 
 
 def session(

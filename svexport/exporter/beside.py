@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,34 +25,38 @@ AHEAD = 2
 """Runs that torch may have computed before those before them are compared: with one, the file waits while a comparison
 has torch compute once more."""
 
+TURN = 1e-4
+"""Seconds of Python while a file is written, before torch has its turn: which asks for one with every function."""
+
 T = TypeVar("T")
+Written = TypeVar("Written")
 
 
-class FileBeside:
-    """Loads a file and runs it, one run after another.
+class FileBeside(Generic[Written]):
+    """Has a file written, loads it and runs it, one run after another.
 
     With ``apart``, and processors for it, in a thread of its own: ``start`` and the constructor return at once, and
     errors come with what is asked for. Where there are not enough for as many threads as torch has, each of the two has
     some of those, until the context of this object ends or :meth:`end` does. After that, and otherwise, what is started
-    is done first.
+    is done first, and the file loaded with the first run.
 
     Attributes:
         path: of the file.
         waits: whether each run is over before ``start`` returns.
     """
 
-    def __init__(self, path: Path, apart: bool = True) -> None:
-        from svexport.runtime.session import OnnxEngine
-
+    def __init__(self, path: Path, write: Callable[[], Written], apart: bool = True) -> None:
         self.path = path
         self._usual = torch.get_num_threads()
         own = _threads(self._usual, _processors()) if apart else 0
         self._pool = ThreadPoolExecutor(1, "svexport-file") if own else None
         self._shares = bool(own) and self._usual + own > _processors()
         self._left = self._usual - own if self._shares else self._usual
-        self._engine = self._started(partial(OnnxEngine, path, device="cpu", threads=own or self._usual))
+        self._written = self._started(write if self._pool is None else partial(_in_short_turns, write))
+        self._threads = own or self._usual
+        self._engine = None if self._pool is None else self._started(self._loaded)
 
-    def __enter__(self) -> FileBeside:
+    def __enter__(self) -> FileBeside[Written]:
         if self._shares:
             torch.set_num_threads(self._left)
         return self
@@ -72,12 +77,25 @@ class FileBeside:
         return self._pool is None
 
     @property
+    def written(self) -> Written:
+        """What writing it has returned; raises what that has raised."""
+        return self._written.result()
+
+    def _loaded(self) -> OnnxEngine:
+        from svexport.runtime.session import OnnxEngine
+
+        self._written.result()
+        return OnnxEngine(self.path, device="cpu", threads=self._threads)
+
+    @property
     def engine(self) -> OnnxEngine:
         """The file, loaded.
 
         Raises:
             VerificationError: if it cannot be.
         """
+        if self._engine is None:
+            self._engine = self._started(self._loaded)
         try:
             return self._engine.result()
         except EngineError as error:
@@ -107,6 +125,15 @@ def _threads(torchs: int, processors: int) -> int:
     """For the file: as many as torch has, what torch leaves, or half of torch's, the first for which there is one; 0 of
     a single processor."""
     return min(torchs, max(processors - torchs, torchs // 2))
+
+
+def _in_short_turns(work: Callable[[], T]) -> T:
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(TURN)
+    try:
+        return work()
+    finally:
+        sys.setswitchinterval(usual)
 
 
 def _processors() -> int:

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,10 +21,11 @@ from torch import nn
 from torch.backends import opt_einsum
 
 from svexport.errors import BackendNotAvailableError, ExportError
+from svexport.exporter.beside import FileBeside
 from svexport.exporter.coordinates import half_model
 from svexport.exporter.dynamic import allowed_batches, check_axes_names, traceable
 from svexport.exporter.dynamic import dynamic_axes as axes_of
-from svexport.exporter.finish import Signature, Wanted, description, finish
+from svexport.exporter.finish import Finished, Signature, Wanted, description, finish
 from svexport.exporter.fp8 import refuse_fp8
 from svexport.exporter.memory import without_collections
 from svexport.exporter.opsets import FIRST_WITH_BOTH, OPSETS
@@ -196,11 +198,12 @@ def export(
                 phase("writing nodes and bodies")
                 signature = _signature(flat, names, output_names, dynamic_axes, (axes, sizes))
                 wanted = Wanted(opset, plugins, platform, simplify, weights)
-                done = finish(trace.written, file, wanted, signature)
-            notes += done.notes
-            finished = time.perf_counter()
-            proof = _prove(flat, file, signature, held_to, trace, state, kind, done.lines)
-            notes += proof.notes
+                write = partial(_finish, trace.written, file, wanted, signature)
+                running = FileBeside(file, write, apart=kind not in ("none", "quick"))
+            proof = _prove(flat, running, signature, held_to, trace, state, kind)
+            done, finished = running.written
+            del running, write, trace  # or a frame that torch.export keeps has them until garbage is collected
+            notes += [*done.notes, *proof.notes]
             if platform is not None and not platform.bodies:
                 done.facts["ir_version"] = strip_file(file)
             verified = time.perf_counter()
@@ -321,31 +324,38 @@ class _Proof:
     faults: Faults | None = None
 
 
+def _finish(model: onnx.ModelProto, file: Path, wanted: Wanted, signature: Signature) -> tuple[Finished, float]:
+    """With the time when it was over."""
+    return finish(model, file, wanted, signature), time.perf_counter()
+
+
 def _prove(
     flat: FlatModel,
-    file: Path,
+    file: FileBeside[tuple[Finished, float]],
     signature: Signature,
     held_to: Tolerances,
     trace: _Trace,
     state: State,
     kind: str,
-    lines: Mapping[str, str],
 ) -> _Proof:
     if kind == "none":
         return _Proof()
-    verification = verify_file(
-        flat,
-        file,
-        signature,
-        held_to=held_to,
-        warned=trace.warned,
-        state=state,
-        guarded=trace.guarded,
-        kind=kind,
-    )
-    faults = _planted(verification, file, lines) if kind == "thorough" else None
+    try:
+        verification = verify_file(
+            flat,
+            file,
+            signature,
+            held_to=held_to,
+            warned=trace.warned,
+            state=state,
+            guarded=trace.guarded,
+            kind=kind,
+        )
+    finally:
+        file.end()  # before its folder goes, whatever failed
+    faults = _planted(verification, file.path, file.written[0].lines) if kind == "thorough" else None
     if verification.from_one:
-        describe(file, description(signature, verification.from_one))
+        describe(file.path, description(signature, verification.from_one))
     return _Proof(verification.results, verification.skipped, verification.notes, faults)
 
 

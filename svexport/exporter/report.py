@@ -87,7 +87,7 @@ class ExportReport:
         parity: one entry per output and run; empty with ``verify=False``.
         rtol: relative tolerance it was held to.
         atol: absolute tolerance, of outputs whose largest number is 1 or more; ``parity`` has each one's own.
-        seconds: wall time of each stage.
+        seconds: wall time of each stage; ``verify`` is what is left of it once the file is written.
         notes: remarks, such as what the tracer warned of.
         skipped: runs that were not compared, and why: ``zeros: what torch computes there is not finite``.
         verify: ``"default"``, ``"quick"``, ``"thorough"`` or ``"none"``.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -23,6 +23,9 @@ PERTURBATIONS = 4
 
 PIECE = 2**16
 """Elements that are changed by different numbers."""
+
+SOME = 4 * PIECE
+"""Elements of a large result that the first perturbation changes: all of them take half as long as the forward."""
 
 BLOCK = 2**18
 """Elements whose sizes are computed at once: more would take memory anew, which costs more than the numbers."""
@@ -93,7 +96,9 @@ class Rounding:
         inputs: Sequence[Tensor],
         expected: Sequence[Tensor],
         copies: Copies | None = None,
-        call: Callable[[nn.Module, Sequence[Tensor]], Sequence[Tensor]] = lambda model, inputs: model(*inputs),
+        call: Callable[[Rounding, nn.Module, Sequence[Tensor]], Sequence[Tensor]] = lambda _, model, inputs: model(
+            *inputs
+        ),
         errors: float = 2.0,
         perturbed_first: bool = False,
     ) -> None:
@@ -102,7 +107,7 @@ class Rounding:
         large inputs it takes twice as long, and where all ways count that are needed, their order does not matter."""
         self._inputs, self._expected = inputs, expected
         self._copies, self._call, self._errors = copies or Copies(model), call, errors
-        self._tries: Iterator[Callable[[], Sequence[Tensor]]] | None = None
+        self._tries: list[tuple[int | None, float]] | None = None
         self._perturbed_first = perturbed_first
         self.gaps: list[Tensor | None] = [None] * len(expected)
         self.sizes = False
@@ -167,11 +172,11 @@ class Rounding:
         """Has torch compute once more, in float64 or changed by rounding errors, if there is another such way."""
         if self._tries is None:
             self._tries = self._ways()
-        again = next(self._tries, None)
-        if again is None:
+        if not self._tries:
             return False
+        seed, most = self._tries.pop(0)
         try:
-            others = again()
+            others = self._precise() if seed is None else self._perturbed(seed, most)
         except Exception:  # noqa: BLE001 - a model tied to one dtype; one that knows what it gets from torch
             return True
         self.sizes |= any(e.shape != o.shape for e, o in zip(self._expected, others, strict=True))
@@ -180,35 +185,41 @@ class Rounding:
             self.gaps[index] = gap if before is None else before if gap is None else before.maximum(gap)
         return True
 
-    def _ways(self) -> Iterator[Callable[[], Sequence[Tensor]]]:
+    def _ways(self) -> list[tuple[int | None, float]]:
+        """Float64 as None, and how results are perturbed: the seed, and how many elements of each at most. No methods:
+        who has its own has tensors that wait for garbage to be collected."""
         try:
             if not repeats(self._copies, self._inputs, self._expected):
-                return
+                return []
         except Exception:  # noqa: BLE001 - a model that cannot be copied; the plain tolerance stands
-            return
-        ways: list[Callable[[], Sequence[Tensor]]] = [
-            self._precise,
-            *(partial(self._perturbed, seed) for seed in range(PERTURBATIONS)),
-        ]
-        if self._perturbed_first:
-            ways[:2] = reversed(ways[:2])
-        yield from ways
+            return []
+        ways: list[tuple[int | None, float]] = [(None, math.inf), *((seed, math.inf) for seed in range(PERTURBATIONS))]
+        # By parts first, which mostly says enough, and never more than the whole would.
+        return [(0, SOME), *ways] if self._perturbed_first else ways
 
     def _precise(self) -> Sequence[Tensor]:
         inputs = [t.double() if t.is_floating_point() else t.clone() for t in self._inputs]
-        return self._call(self._copies.double(), inputs)
+        return self._call(self, self._copies.double(), inputs)
 
-    def _perturbed(self, seed: int) -> Sequence[Tensor]:
-        with Perturbed(seed, self._errors):
-            return self._call(self._copies.single(), [t.clone() for t in self._inputs])
+    def _perturbed(self, seed: int, most: float) -> Sequence[Tensor]:
+        with Perturbed(seed, self._errors, most) as perturbed:
+            results = self._call(self, self._copies.single(), [t.clone() for t in self._inputs])
+        if most < math.inf and not perturbed.in_part and self._tries:  # these were the whole
+            self._tries.remove((seed, math.inf))
+        return results
 
 
 class Perturbed(TorchDispatchMode):
-    """Changes each floating-point result by up to so many of its type's rounding errors, at random."""
+    """Changes each floating-point result by up to so many of its type's rounding errors, at random.
 
-    def __init__(self, seed: int, errors: float = 2.0) -> None:
+    Attributes:
+        in_part: whether a result had more than ``most`` elements, of which about so many were changed, evenly spread.
+    """
+
+    def __init__(self, seed: int, errors: float = 2.0, most: float = math.inf) -> None:
         super().__init__()
-        self._errors = errors
+        self._errors, self._most = errors, most
+        self.in_part = False
         self._generator, self._places = torch.Generator().manual_seed(seed), random.Random(seed)
         self._noise: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 
@@ -221,7 +232,8 @@ class Perturbed(TorchDispatchMode):
         if isinstance(result, (list, tuple)) and func.namespace == DOMAIN:  # one op for what others are many
             return type(result)(self._changed(func, item) for item in result)
         terms = None
-        if func._schema.name.partition("::")[2] in _MEANS and args[0].is_floating_point():
+        of_many = func._schema.name.partition("::")[2] in _MEANS and args[0].is_floating_point()
+        if of_many and not self._is_large(args[0]):
             others = {name: value for name, value in (kwargs or {}).items() if name != "dtype"}
             for wide in (torch.promote_types(args[0].dtype, torch.float32), torch.float64):
                 terms = func(args[0].abs(), *args[1:], **others, dtype=wide)
@@ -239,23 +251,35 @@ class Perturbed(TorchDispatchMode):
         if name in _HALVES:
             more += 0.5
         step = self._errors * torch.finfo(result.dtype).eps
+        large = self._is_large(result)
         changed = torch.empty_like(result)  # as dense as it was, so that both are one row of numbers
         if own and changed.stride() == result.stride():
             changed = result
+        elif large:
+            changed.copy_(result)
         exact, flat = (t.as_strided((t.numel(),), (1,)) for t in (_dense_like(result, changed), changed))
         sums = None if terms is None else _dense_like(terms, changed).as_strided((terms.numel(),), (1,))
-        if not more and sums is None and result.dtype == torch.promote_types(result.dtype, torch.float32):
-            self._change(flat, exact, exact, step)  # of either sign, as the noise is
-            return changed
-        for start in range(0, result.numel(), BLOCK):
-            x = exact[start : start + BLOCK].to(torch.promote_types(result.dtype, torch.float32))
-            size = x
+        wide = torch.promote_types(result.dtype, torch.float32)
+        count = result.numel()
+        width = BLOCK if more or sums is not None or result.dtype != wide else count
+        starts: Iterable[int] = range(0, count, width)
+        if large:
+            width, pieces = PIECE, int(self._most) // PIECE
+            starts = [(count - PIECE) * piece // (pieces - 1) for piece in range(pieces)]
+        for start in starts:
+            x = exact[start : start + width].to(wide)
+            size = x  # of either sign, as the noise is
             if more:
                 size = x.abs().add_(more)
             if sums is not None:
-                size = torch.maximum(sums[start : start + BLOCK], size.abs())
-            self._change(flat[start : start + BLOCK], x, size, step)
+                size = torch.maximum(sums[start : start + width], size.abs())
+            self._change(flat[start : start + width], x, size, step)
         return changed
+
+    def _is_large(self, tensor: Tensor) -> bool:
+        large = tensor.numel() > self._most
+        self.in_part |= large
+        return large
 
     def _change(self, out: Tensor, x: Tensor, size: Tensor, step: float) -> None:
         """Writes ``x + step * size * noise``; all are rows of as many numbers."""

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext, suppress
 from functools import cached_property, partial
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -75,7 +74,7 @@ class _NotFinite(Exception):
 @kept_memory()
 def verify(
     model: nn.Module,
-    path: Path,
+    file: FileBeside[Any],
     signature: Signature,
     *,
     held_to: Tolerances,
@@ -116,7 +115,6 @@ def verify(
             cannot be tried on both sides.
         VerificationError: if any output differs, the worst one named, or the file does not run.
     """
-    file = FileBeside(path, apart=kind != "quick")
     verification = Verification(model, file, signature, held_to, warned, state)
     verification.compare(kind == "quick", guarded)
     verification.raise_failed()
@@ -140,7 +138,7 @@ class Verification:
     def __init__(
         self,
         model: nn.Module,
-        file: FileBeside,
+        file: FileBeside[Any],
         signature: Signature,
         held_to: Tolerances,
         warned: Sequence[str],
@@ -371,6 +369,7 @@ class Verification:
                 return run, inputs, self.forward(run, inputs)
             except Exception as error:  # noqa: BLE001 - the user's code may raise anything
                 if run == "given":
+                    self.file.written  # noqa: B018 - first what has kept it from being written
                     refuse_unfollowed(error, own_failure(self.model, inputs))
                 refusals.setdefault(run, error)
                 self._borders.fails(error)
@@ -457,7 +456,7 @@ class Verification:
         found = [held(name, e, a, run, self.held_to, _is_far(run)) for name, e, a in pairs]
         fails = not all(p.ok for p in found)
 
-        def again(model: nn.Module, near: Sequence[Tensor]) -> Sequence[Tensor]:
+        def again(rounding: Rounding, model: nn.Module, near: Sequence[Tensor]) -> Sequence[Tensor]:
             sizes = partial(self._borders.new_run, near) if self._resized.given else None
             like = [t.dtype for t in near] == [t.dtype for t in inputs]
             results, steady = same_way(self._ways[run], model, near, sizes, fails and self.copies.repeats, like)
@@ -484,7 +483,7 @@ class Verification:
                         return None
         if _is_far(run) and not all(p.ok for p in found) and rounding.repeats:
             with self.as_files:
-                if jumps(lambda *near: again(self.model, near), inputs, pairs, found):
+                if jumps(lambda *near: again(rounding, self.model, near), inputs, pairs, found):
                     self.skipped.append(
                         f"{run}: torch's results there jump where inputs change by a millionth, of equal values say"
                     )

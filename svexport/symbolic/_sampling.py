@@ -154,13 +154,18 @@ class Sampler:
         positions = self.op("Min", self.positions(first), self.size(1, -1))
         return self.finish(self.image, self.tap_index(positions), self.op("Sub", x, first))
 
-    def zeros(self, x: Value) -> Value:
-        """Samples anywhere, zero outside of the image."""
-        first, fraction = self.split(x)
-        # Padding copies the image, a mask passes over the gathered values. Either way a pixel outside is exactly zero,
-        # whatever the one that is read for it, and a weight of NaN remains: masked weights would do neither.
+    def zeros(self, x: Value, clipped: bool = False) -> Value:
+        """Samples anywhere, zero outside of the image; ``clipped`` coordinates are from -2 to the size."""
+        # Padding copies the image, a mask passes over the gathered values, sharing pixels takes more nodes. Each time a
+        # pixel outside is exactly zero, whatever the one that is read for it, and a weight of NaN remains: masked
+        # weights would do neither.
         if self.static and (self.taps == CUBIC or self.dense):
-            return self.padded("constant", first, fraction)
+            return self.padded("constant", *self.split(x))
+        return self.shared(x, clipped) if self.taps == LINEAR else self.masked(x)
+
+    def masked(self, x: Value) -> Value:
+        """As :meth:`zeros`, by a mask on the pixels."""
+        first, fraction = self.split(x)
         positions = self.positions(first)
         within = self.b.op(
             "And", self.op("Greater", positions, self.number(-0.5)), self.op("Less", positions, self.size(1, -0.5))
@@ -168,6 +173,27 @@ class Sampler:
         index, zero = self.tap_index(positions, within), self.b.constant(0, _INT32)
         outside = self.op("Less", index, zero)
         return self.finish(self.image, self.where(outside, zero, index), fraction, outside)
+
+    def shared(self, x: Value, clipped: bool = False) -> Value:
+        """As :meth:`zeros`, LINEAR, by a mask on the points, of which there are fewer by taps.
+
+        A tap outside reads the nearest pixel. Where the other tap of its axis reads that one too, each has half of its
+        weight, which adds up to the same number exactly, be it finite or not. Where both are outside, so is the point.
+        """
+        b, first = self.b, self.op("Floor", x)
+        taps = self.positions(first if clipped else self.clip(first, self.number(-2), self.size()))
+        positions = self.op("Max", self.op("Min", taps, self.size(1, -1)), self.number(0))
+        # In the mean of an axis's taps: a half if one of them is outside, 3/2 or more if both are.
+        moved = b.reduce("ReduceMean", self.op("Abs", self.op("Sub", taps, positions)), [2], keepdims=True)
+        near = self.op("Sub", self.number(1), self.op("Abs", self.op("Sub", x, positions)))
+        weights = self.combine("Mul", self.op("Mul", near, self.op("Sub", self.number(1), moved)))
+        pixels = b.cast(self.gather(self.image, self.tap_index(positions)), self.dtype)
+        total = b.reduce_sum(self.op("Mul", pixels, weights), [2])
+        outside = self.op("Greater", b.reduce("ReduceMax", moved, [1]), self.number(1))
+        nothing = self.number(0)
+        if not clipped:  # NaN of what is not finite
+            nothing = b.reduce_sum(self.op("Mul", x, nothing), [1])
+        return b.cast(self.where(outside, nothing, total), self.image_dtype)
 
     def padded(self, mode: str, first: Value, fraction: Value | None) -> Value:
         """Samples anywhere in an image, of static sizes, that ONNX's Pad continues: ``mode`` constant or edge."""

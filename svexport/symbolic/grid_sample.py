@@ -55,7 +55,7 @@ def sampled(b: Builder, image: Value, grid: Value, mode: int, padding: int, alig
         x = s.op("Sub", x, s.number(0.5))
     volume = s.axes == 3  # torch's 5-D kernel takes NaN for a coordinate on the other side
     if padding == ZEROS:
-        return s.zeros(s.clip(x, s.number(-2), s.size()) if volume else x)
+        return s.zeros(s.clip(x, s.number(-2), s.size()) if volume else x, clipped=volume)
     if mode != BICUBIC:
         return s.inside(s.clip(x, s.number(0), s.size(1, -1), nan_is_high=volume))
     # Bicubic continues the image under its taps, where others move the point.

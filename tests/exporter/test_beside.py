@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
+import sys
 import threading
+import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +16,15 @@ import torch
 from torch import Tensor, nn
 
 import svexport
-from svexport.exporter import beside
+from svexport.exporter import agreement, beside, rounding, verify
 from svexport.exporter.beside import FileBeside
+from svexport.runtime import session
+
+export = importlib.import_module("svexport.exporter.export")  # svexport.export is the function
+
+
+def nothing() -> None:
+    """What writes a file that is there already."""
 
 
 class Net(nn.Module):
@@ -102,11 +114,85 @@ def test_torch_computes_the_next_inputs_while_the_file_runs(tmp_path: Path, monk
     assert threading.main_thread() not in threads
 
 
+def test_torch_computes_the_given_inputs_while_the_file_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, usual, own = threading.Event(), sys.getswitchinterval(), export.finish
+
+    def finish(*args: Any) -> Any:
+        assert began.wait(20), "torch waits for the file"
+        assert sys.getswitchinterval() < usual
+        return own(*args)
+
+    class Begins(Net):
+        def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+            if not torch.compiler.is_exporting():
+                began.set()
+            return super().forward(x, mask)
+
+    monkeypatch.setattr(beside, "_processors", lambda: 64 * torch.get_num_threads())
+    monkeypatch.setattr(export, "finish", finish)
+    report = svexport.export(Begins().eval(), (torch.randn(11, 7), torch.ones(11)), tmp_path / "m.onnx", opset=13)
+    assert report.verified
+    assert sys.getswitchinterval() == usual
+
+
+@pytest.mark.parametrize("processors", [1, 1024])
+def test_nothing_waits_for_garbage_to_be_collected(
+    processors: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the session nor the tensors of a verification, of which torch's rounding was asked too."""
+    monkeypatch.setattr(beside, "_processors", lambda: processors)
+    monkeypatch.setattr(agreement, "CLOSE", -1.0)
+    made: list[weakref.ref[Any]] = []
+    for kind in (session.OnnxEngine, verify.Verification, rounding.Rounding):
+
+        def init(self: Any, *args: Any, own: Any = kind.__init__, **kwargs: Any) -> None:
+            made.append(weakref.ref(self))
+            own(self, *args, **kwargs)
+
+        monkeypatch.setattr(kind, "__init__", init)
+    gc.disable()
+    try:
+        svexport.export(Net().eval(), (torch.randn(11, 7), torch.ones(11)), tmp_path / "m.onnx", opset=13)
+        assert len(made) > 3
+        assert [one() for one in made] == [None] * len(made)
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("processors", [1, 1024])
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_keeps_a_file_from_being_written_is_said_first(
+    fails: bool, processors: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever forward does meanwhile; nothing is left behind, nor a thread that writes."""
+
+    def finish(*_: Any) -> Any:
+        time.sleep(0.05)
+        raise svexport.ExportError("there is no ink")
+
+    class Fails(Net):
+        def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+            if fails and not torch.compiler.is_exporting() and not torch.jit.is_tracing():
+                raise ValueError("nor is there light")
+            return super().forward(x, mask)
+
+    monkeypatch.setattr(beside, "_processors", lambda: processors)
+    monkeypatch.setattr(export, "finish", finish)
+    usual = sys.getswitchinterval()
+    with pytest.raises(svexport.ExportError, match="no ink"):
+        svexport.export(Fails().eval(), (torch.randn(11, 7), torch.ones(11)), tmp_path / "m.onnx", opset=13)
+    assert sys.getswitchinterval() == usual
+    assert not list(tmp_path.iterdir())
+    assert not any(thread.name.startswith("svexport-file") for thread in threading.enumerate())
+
+
 @pytest.mark.parametrize("processors", [1, 1024])
 def test_a_file_that_cannot_be_loaded_is_an_error(processors: int, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(beside, "_processors", lambda: processors)
     (tmp_path / "m.onnx").write_bytes(b"no model")
-    with FileBeside(tmp_path / "m.onnx") as file:
+    with FileBeside(tmp_path / "m.onnx", nothing) as file:
         with pytest.raises(svexport.VerificationError, match=r"No file was written"):
             file.load()
         with pytest.raises(svexport.VerificationError, match=r"No file was written"):
@@ -124,11 +210,11 @@ def test_torch_has_its_threads_again(
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(torchs)
-        with FileBeside(tmp_path / "m.onnx") as file:
+        with FileBeside(tmp_path / "m.onnx", nothing) as file:
             assert torch.get_num_threads() == during
             assert file.waits == (processors == 1)
         assert torch.get_num_threads() == torchs
-        with FileBeside(tmp_path / "m.onnx", apart=False) as file:
+        with FileBeside(tmp_path / "m.onnx", nothing, apart=False) as file:
             assert file.waits
             assert torch.get_num_threads() == torchs
     finally:

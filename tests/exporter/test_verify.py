@@ -90,6 +90,27 @@ def test_perturbed_by_rounding_errors_alone(shape) -> None:
         assert not x.numel() > 100 or float(apart.gt(0).double().mean()) > 0.5
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_perturbed_in_part(dtype) -> None:
+    """Of large results some elements, the first and the last among them; of others all, as without a limit."""
+    x = torch.randn(7, 2**17 + 3).to(dtype)
+    before = x.clone()
+    with Perturbed(0, most=2**18) as large:
+        roots = [x.exp(), torch.ops.aten._unsafe_view(x, [-1]), x.mT.exp().mT]
+    assert large.in_part
+    assert torch.equal(x, before)
+    for root, wanted in zip(roots, [before.exp(), before.view(-1), before.exp()], strict=True):
+        changed = (root != wanted).double().mT.reshape(-1) if root is roots[2] else (root != wanted).double().view(-1)
+        assert 0.1 * 2**18 < float(changed.sum()) <= 2**18
+        assert float(changed[: 2**14].mean()) > 0.1
+        assert float(changed[-(2**14) :].mean()) > 0.1
+    with Perturbed(1, most=2**18) as small:
+        few = x[:1].exp(), x[:1].sum()
+    with Perturbed(1):
+        assert all(map(torch.equal, few, (x[:1].exp(), x[:1].sum())))
+    assert not small.in_part
+
+
 def test_perturbed_sums_of_large_numbers() -> None:
     """What is added up may be larger than the sum, and than its type holds."""
     x = torch.tensor([[60000.0, 60000.0, -60000.0, -60000.0]], dtype=torch.float16)
