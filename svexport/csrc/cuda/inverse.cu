@@ -46,7 +46,7 @@ __device__ __forceinline__ void write(const AnyFloat& to, int64_t offset, const 
 template <int L, bool kBackward>
 __global__ void __launch_bounds__(kThreads) inverse_kernel(const __grid_constant__ Problem a) {
   const int64_t i = (blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x) / L;
-  const int64_t matrix = min(i, a.batch.count - 1);  // all lanes take part in the exchange
+  const int64_t matrix = min(i, a.batch.count - 1);  // past the end the last one: shuffles need all lanes
   int64_t from[2];
   a.batch.offsets(matrix, from);
   LaneMatrix<L> m;

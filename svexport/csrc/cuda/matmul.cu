@@ -27,7 +27,7 @@ struct Matmul {
   AnyFloat bias;
   int64_t bias_stride;
   void* c;
-  int64_t c_step;   // from row to row
+  int64_t c_step;   // elements from row to row of c
   bool add;         // whether to add to c
   bool pairs;       // whether two neighbours of a row of c, or of partials, can be written at once
   float* partials;  // (parts, batch, M, N), if there are several parts
@@ -247,8 +247,8 @@ cudaError_t launch(const Matmul& a, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-// t: (count, ., .); its rows are along axis `rows`, the other of the last two axes is the inner one. Sets *along_inner
-// if t is contiguous along the inner axis. False if t is contiguous along neither axis or too large.
+// t: (count, ., .); its rows are along axis `rows`, the other of the last two axes is the inner one. *along_inner:
+// whether t is contiguous along the inner axis. False if it is contiguous along neither axis or too large.
 bool factor(const Tensor& t, int rows, Factor* f, bool* along_inner) {
   const int inner = 3 - rows;
   *along_inner = t.strides[inner] == 1 || t.sizes[inner] == 1;

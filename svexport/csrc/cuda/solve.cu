@@ -19,7 +19,7 @@ struct Problem {
 template <int L>
 __global__ void __launch_bounds__(kThreads) solve_kernel(const __grid_constant__ Problem a) {
   const int64_t i = (blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x) / L;
-  const int64_t matrix = min(i / a.parts, a.batch.count - 1);  // all lanes take part in the exchange
+  const int64_t matrix = min(i / a.parts, a.batch.count - 1);  // past the end the last one: shuffles need all lanes
   int64_t at[4];
   a.batch.offsets(matrix, at);
   LaneMatrix<L> m;

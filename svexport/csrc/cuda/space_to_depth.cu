@@ -19,7 +19,7 @@ struct Rows {
   Strides image, depth;
   int64_t count;  // of these pieces
   int channels;
-  Divider pieces, height, c;  // of a row; rows of a channel; channels of an image
+  Divider pieces, height, c;  // pieces of a row; rows of a channel; channels of an image
 };
 
 // A thread separates the even and the odd columns of U times 2 * N pixels of a row, or joins them (kInverse). All
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(256) pixels_kernel(const T* image, T* depth, c
   for (int i = vectors * N + threadIdx.x; i < length; i += blockDim.x) piece[i + a.step.divide(i)] = image[i];
   __syncthreads();
   for (uint32_t i = threadIdx.x; i < step * a.words.d; i += blockDim.x) {
-    uint32_t channel = i;  // of the pair
+    uint32_t channel = i;  // channel within the pair
     const int k = static_cast<int>(a.words.split(channel)) * V;
     if (k >= count) continue;
     Vec<T, V> word;
@@ -179,7 +179,7 @@ cudaError_t run(const Tensor& image, const Tensor& depth, cudaStream_t stream) {
   }
   if (status != cudaErrorNotSupported) return status;
   const bool pixels = image.strides[1] == 1 && image.strides[3] == image.sizes[1] && depth.strides[3] == 1 &&
-                      image.numel() > 4096;  // smaller ones are copied sooner
+                      image.numel() > 4096;  // permute is faster for smaller ones
   // By measurement: narrow rows do not fill permute's tiles; it writes pairs of a half type where it can.
   const bool narrow = depth.sizes[3] <= 48 || (size == 2 && depth.sizes[3] % 2 != 0);
   if (!kInverse && pixels && (image.sizes[1] <= 16 || (narrow && pairs_of(image) >= 8))) {

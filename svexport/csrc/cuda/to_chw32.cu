@@ -23,8 +23,8 @@ struct Chw32 {
   static constexpr int kWarpPixels = kPixels * (32 / kLanes);
   static constexpr int kThreads = 256;
 
-  int64_t pixel;    // the lane's first
-  int64_t channel;  // the lane's first of kChannels
+  int64_t pixel;    // the lane's first pixel
+  int64_t channel;  // the first of the lane's kChannels channels
   int64_t n, block;
 
   // The grid has one warp per (image, block of channels, kWarpPixels pixels), the last of these fastest.
@@ -209,7 +209,7 @@ cudaError_t from_chw32(const Tensor& x, const Tensor& output, cudaStream_t strea
     return cudaGetLastError();
   };
   auto aligned = [](const Tensor& t) { return reinterpret_cast<uintptr_t>(t.data) % 4 == 0; };
-  const bool large = x.numel() > 4096;  // smaller ones are copied sooner element by element
+  const bool large = x.numel() > 4096;  // permute is faster for smaller ones
   if (large && x.contiguous() && pixels * size % 4 == 0 && aligned(x) && aligned(output)) {
     switch (size) {
       case 1: return run(static_cast<int8_t*>(nullptr));

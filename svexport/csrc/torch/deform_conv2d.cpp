@@ -26,7 +26,7 @@ at::Tensor part_of(const at::Tensor& x, const deform::Piece& piece, int64_t grou
   return x.narrow(0, piece.first * groups, piece.images * groups).narrow(2, piece.row * width, piece.rows * width);
 }
 
-// Whether the kernels can count the pixels of an image and all output pixels.
+// Whether the pixels of an image and all output pixels fit the kernels' counters.
 bool countable(const at::Tensor& input, const at::Tensor& offset) {
   return input.size(2) * input.size(3) <= INT32_MAX && offset.size(0) * offset.size(2) * offset.size(3) < 1 << 30;
 }

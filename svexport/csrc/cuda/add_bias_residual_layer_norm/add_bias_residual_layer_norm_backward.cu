@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kBlock ? kRowThreads : kWarp * kWarps)
     if (kAhead) fetch(row + step);
     sum = row_sum<kBlock>(sum, scratch);
     const float mean = sum.at[0] * part, mean_g = sum.at[1] * part;
-    Sums<3> rest{};  // of v = s - mean, its square, v * g * weight
+    Sums<3> rest{};  // of v = s - mean; of its square; of v * g * weight
     UNROLL for (int k = 0; k < K; ++k) {
       const float less = column(k) < a.d ? mean : 0;  // v stays 0 outside the row
       UNROLL for (int j = 0; j < N; ++j) {
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kBlock ? kRowThreads : kWarp * kWarps)
     }
     rest = row_sum<kBlock>(rest, scratch_rest);
     const Moments moments({rest.at[0], rest.at[1]}, part, a.eps);
-    const float mean_gn = (rest.at[2] * part - moments.shift * mean_g) * moments.scale;  // n: v, normal
+    const float mean_gn = (rest.at[2] * part - moments.shift * mean_g) * moments.scale;  // n: v, normalized
     UNROLL for (int k = 0; k < K; ++k) {
       UNROLL for (int j = 0; j < N; ++j) {
         const float normal = moments.normal(v[k][j]), g = to_float(dy[k].at[j]);

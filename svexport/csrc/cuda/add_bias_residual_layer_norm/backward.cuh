@@ -22,7 +22,7 @@ struct Backward {
   Rows rows;
   AnyFloat bias, weight;
   const void *dy, *ds;
-  void* dx[3];      // of x, residual, extra; null: not wanted
+  void* dx[3];      // gradients of x, residual, extra; null: not wanted
   AnyFloat vectors[3];  // gradients of weight, norm_bias, bias
   float* partials;      // parts of their sums: (blocks, 3, width); null: none wanted
   int width, period;    // in the part of block i, column c is at c + i * d % period

@@ -178,7 +178,7 @@ __device__ __forceinline__ void store_columns(T* row, int column, int d, const f
       const uint32_t here = inside >> W * w & all;
       if (here == all) {
         store<T, W>(p + W * w, words[w]);
-      } else if (here) {  // one of two
+      } else if (here) {  // the row has only one of the word's two elements
         p[W * w + (here != 1)] = here == 1 ? words[w].at[0] : words[w].at[W - 1];
       }
     }
@@ -239,7 +239,7 @@ __device__ __forceinline__ F block_sum(F x, F* scratch) {
 }
 
 // From the sums of v and v*v, where v is the difference from the rounded mean. `shift` takes that rounding off again:
-// if the mean is much larger than the deviation, it is no small part of the deviation.
+// if the mean is much larger than the deviation, the rounding is a large part of the deviation.
 struct Moments {
   float shift, scale;
 

@@ -78,10 +78,10 @@ __global__ void __launch_bounds__(kCompiled ? kCorrelating : 32, 1)
 #if SVEXPORT_CHANNELS
   constexpr int kSize = sizeof(T), kEach = 16 * kFetchPieces / kSize, J = kNarrow / 8, kSteps = kFetchPieces / 2;
   extern __shared__ __align__(128) char shared[];
-  // Barriers of a slot: it is fetched; for floats, it is split too; it has been read.
+  // Barriers of a slot: it has been fetched; its floats have been split; it has been read.
   const uint32_t fetched = shared_address(shared + kSlots * kSlotBytes<T>), empty = fetched + kSlots * 16;
   const uint32_t ready = kSize == 4 ? fetched + kSlots * 8 : fetched;
-  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // uniform in a warp, as the compiler sees
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // uniform in a warp, which the compiler sees by this
   start_next();
   const int row0 = static_cast<int>(blockIdx.y) / a.column_tiles * kTall;
   const int column0 = static_cast<int>(blockIdx.y) % a.column_tiles * kNarrow;

@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kCompiled ? most_teams(N) * kTogether * 32 : 3
   using Few = Word<T, kWide>;
   extern __shared__ __align__(128) char shared[];
   const int lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
-  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // uniform in a warp, as the compiler sees
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // uniform in a warp, which the compiler sees by this
   const int part = warp % kTogether, team = warp / kTogether, teams = static_cast<int>(blockDim.x) / 32 / kTogether;
   const int first_position = part * kPositions + group * 4;  // first of the lane's four positions
   const int chunks = ceil_div(p.x.channels, kChannels<T>), small_y = chunks * kPart;

@@ -75,8 +75,8 @@ SVEXPORT_WGMMAS(__nv_bfloat16, "k16.f32.bf16.bf16", ", 0")
 #undef SVEXPORT_16
 #undef SVEXPORT_4
 
-// The descriptor of a matrix in shared memory for wgmma. Columns of 16 bytes lie one after the other, at least 8 at a
-// time; pitch: bytes to the next 16 bytes of all columns. A product reads two of these.
+// The descriptor by which wgmma finds a matrix in shared memory. Columns of 16 bytes lie one after the other, in groups
+// of 8; pitch: bytes to the next 16 bytes of all columns. A product reads two of these.
 __device__ __forceinline__ uint64_t matrix_at(uint32_t address, int pitch) {
   return uint64_t{128 / 16} << 32 | static_cast<uint64_t>(pitch / 16) << 16 | address / 16;
 }

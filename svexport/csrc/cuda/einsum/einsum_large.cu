@@ -43,8 +43,8 @@ __global__ void __launch_bounds__(kLargeWarps * 32, 1) large_kernel(const __grid
   const bool works = warp < a.workers;  // the other warps only help with the factors
   const int K = a.x.count, V = a.x.width, M = a.z.count, W = a.z.width, factors = a.steps * J * 32;
   auto* const right = reinterpret_cast<Fragment<T>*>(shared);                   // (groups, steps, J, 32)
-  auto* const offsets = reinterpret_cast<Offsets*>(right + a.groups * factors);  // (steps, 4), of pieces of a row
-  auto* const columns = reinterpret_cast<int*>(offsets + a.steps * 4);          // (groups, J, 8), of results
+  auto* const offsets = reinterpret_cast<Offsets*>(right + a.groups * factors);  // (steps, 4): offsets of row pieces
+  auto* const columns = reinterpret_cast<int*>(offsets + a.steps * 4);          // (groups, J, 8): offsets of results
   char* const results = shared + a.before + warp * a.warp;
   char* const memory = results + a.count * a.z.pitch;
   Stages<kWhole> stages(memory, memory + a.stages * a.stage, works ? a.stages : 0, a.stage, 1);
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kLargeWarps * 32, 1) large_kernel(const __grid
       UNROLL for (int r = 0; r < kReads; ++r) {
         const int i = i0 + r * blockDim.x;
         if (r > 0 && i - lane >= a.groups * factors) break;
-        uint32_t columns_before = i / (J * 32);  // in groups
+        uint32_t columns_before = i / (J * 32);  // groups before these columns
         const uint32_t step = a.per_group.split(columns_before);
         uint32_t m = (columns_before * J + i / 32 % J) * 8 + i % 32 / 4;
         const int w = a.per_m.split(m);
@@ -98,8 +98,8 @@ __global__ void __launch_bounds__(kLargeWarps * 32, 1) large_kernel(const __grid
         const T* const from = a.x.at<const T>(s, place.outer, 0, place.first);
         char* const to = stages.at(stage);
         fetch<kWhole>(to, a.x, K, from, place.rows, 0, stages.barrier(stage));
-        // The last piece of the last row has one element more. Where it was not copied along, it is what other kernels
-        // have left there, which need not be finite.
+        // The last piece of the last row reads one element beyond it. Clear that element where no copy has covered it:
+        // what other kernels have left there need not be finite.
         char* const beyond = to + begin_of<kWhole>(from) + place.rows * V * kSize + a.x.begin(lane);
         if (lane < K && within_16(beyond) == 0) *reinterpret_cast<T*>(beyond) = from_float<T>(0.0f);
       }

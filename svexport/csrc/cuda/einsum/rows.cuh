@@ -85,7 +85,7 @@ struct Einsum {
   int64_t y_shared, rows;           // the stride of y over S; T
   int y_k, y_v, y_m, y_w;           // the other strides of y
   int shared, tiles;                // S times what is apart; tiles of each of these
-  Divider apart;  // M or, for a sum, K if its elements have tiles of their own, so that its count is 1; else 1
+  Divider apart;                    // M (for a sum: K) if its elements have tiles of their own, and count is 1; else 1
   Divider per_shared, per_outer;    // tiles of one element of S, and of one of O
   int steps, groups;                // steps of the product over K and V; groups of the M * W columns
   Divider per_group, per_k, per_m;  // steps of a group; pieces, or elements, of one of K; columns of one of M
@@ -93,7 +93,7 @@ struct Einsum {
   int before, stage, warp;          // bytes of shared memory: before the warps', of a stage, of a warp
   float* partials;                  // (parts, S, K, V, W)
   int parts;
-  Divider per_row;  // groups of kNeighbours elements of W
+  Divider per_row;                  // groups of kNeighbours elements of W
   // For large_kernel only:
   Divider per_block;            // blocks that share `span` tiles
   int count;                    // elements of M that a warp does

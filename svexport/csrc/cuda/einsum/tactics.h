@@ -31,8 +31,8 @@ struct Problem {
 // Constants of large and small, in which every warp keeps tiles of rows in shared memory.
 constexpr int kRows = 32;       // rows of a tile
 constexpr int kMostStages = 4;  // most tiles of a warp in flight
-constexpr int kLargeWarps = 16, kSmallWarps = 8;           // most warps of a block
-constexpr int kLargestWidth = 64, kLargestCount = 8;       // largest V and W; largest K and M
+constexpr int kLargeWarps = 16, kSmallWarps = 8;      // most warps of a block
+constexpr int kLargestWidth = 64, kLargestCount = 8;  // largest V and W; largest K and M
 constexpr int kFewSums = 3;  // tiles of 16 of the K * V sums that a warp adds up where rows are few
 
 // Constants of channel_product and channel_correlation.
@@ -41,7 +41,7 @@ constexpr int kPositions = 32, kTogether = 4;      // positions of a warp of cha
 constexpr int kRun = kTogether * kPositions;       // positions of a team
 constexpr int kResults = 16;                       // columns that a team stores at once
 constexpr int kTall = 128, kNarrow = 64;           // rows and columns of a block of channel_correlation
-constexpr int kFetchPieces = 8;  // pieces of 16 bytes of positions in one fetch of channel_correlation
+constexpr int kFetchPieces = 8;                    // pieces of 16 bytes in one fetch of channel_correlation
 constexpr int kSlots = 6;                          // fetches that fit in shared memory
 constexpr int kCorrelating = 512;                  // threads of a block
 

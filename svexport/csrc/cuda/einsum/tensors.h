@@ -156,7 +156,7 @@ class EinsumViews {
   }
 
   // Adds one dimension to a view: the dimensions of `labels`, outermost first, joined. False if their strides do not
-  // join.
+  // allow that.
   static bool push(Tensor* view, const Dims& dims, const EinsumLabels& labels) {
     int64_t size = 1, stride = 0;
     for (auto label = labels.rbegin(); label != labels.rend(); ++label) {
