@@ -1,5 +1,5 @@
-// The planners behind a C interface, for Python: which tactics there are, what they would cost, which is chosen. Numbers
-// go in, JSON comes out. No CUDA: any C++17 compiler makes a library of it.
+// The planners behind a C interface, for Python: which tactics there are, what they would cost, which one is chosen.
+// Numbers go in, JSON comes out. There is no CUDA in it: any C++17 compiler makes a library of it.
 #include <cstdio>
 #include <string>
 #include <type_traits>
@@ -62,7 +62,7 @@ void each_problem(F&& f) {
   f(sampler::Problem()), f(sampler::gradient::Problem()), f(ms_deform::Problem());
 }
 
-// One op: its problem as numbers in the order of Problem::each.
+// Plans one op. `numbers` are its problem, in the order of Problem::each.
 template <class Problem>
 std::string plan(Problem problem, const int64_t* numbers, int count, const Gpu& gpu) {
   int given = 0;
@@ -102,9 +102,9 @@ int written(const std::string& text, char* out, int size) {
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-// Both return the length of the JSON, which is written if `size` is more than that; 0: there is no such op.
+// Both functions return the length of the JSON and write it if `size` is larger. 0: there is no such op.
 
-// What a problem of each op is made of: names in order, and what holds where nothing is said.
+// The problem of each op: names in order, with their default values.
 EXPORT int svexport_problems(char* out, int size) {
   using namespace svexport;
   Json json;
@@ -118,7 +118,7 @@ EXPORT int svexport_problems(char* out, int size) {
   return written(json.text, out, size);
 }
 
-// gpu_name: as the device calls itself.
+// gpu_name: the name that the device reports.
 EXPORT int svexport_plan(const char* op, const int64_t* numbers, int count, const svexport::Gpu* gpu,
                          const char* gpu_name, char* out, int size) {
   using namespace svexport;

@@ -3,8 +3,8 @@
 
 namespace svexport::aot {
 
-// The tactic of the planner as constants: kColumns of a thread, 0 where it goes over a row of any length; kWidth elements
-// at a time. Single elements where addresses do not allow these.
+// The planner's tactic is given as constants: kColumns of a thread, 0 for rows of any length, and kWidth elements at a
+// time. Where addresses do not allow these, single elements are read.
 template <class T, int R, class B, class W, class N, int kColumns, bool kBlock, int kWidth, bool kShifted>
 __device__ void add_bias_residual_layer_norm(const View<const T, R>& x, const View<const B, 1>& bias,
                                              const View<const T, R>& residual, const View<const W, 1>& weight,
@@ -21,7 +21,7 @@ __device__ void add_bias_residual_layer_norm(const View<const T, R>& x, const Vi
   const bool aligned = x.aligned(kBytes) && residual.aligned(kBytes) && extra.aligned(kBytes) && y.aligned(kBytes) &&
                        s.aligned(kBytes) && bias.aligned(kVector) && weight.aligned(kVector) &&
                        norm_bias.aligned(kVector);
-  if constexpr (kColumns > 0) {  // the fallback is short: it should not take the registers
+  if constexpr (kColumns > 0) {  // the fallback is short, so that it does not cost registers
     aligned ? forward_rows<T, kWidth, kColumns / kWidth, kBlock, kShifted>(a) : forward_long_rows<T, 1>(a);
   } else {
     aligned && (kShifted || d % kWidth == 0) ? forward_long_rows<T, kWidth, kShifted>(a) : forward_long_rows<T, 1>(a);

@@ -1,6 +1,6 @@
-// Kernels for plugins that are compiled ahead of time: TensorRT launches one kernel, whose arguments are pointers and
-// 32-bit integers. svexport/tensorrt/aot.py writes the entry point, which describes the tensors and calls <op>.cuh; that
-// makes of them what a launcher would, and calls the kernel of csrc/cuda/<op>.cu as a function.
+// Kernels of plugins, compiled ahead of time. TensorRT launches one kernel, whose arguments are pointers and 32-bit
+// integers. svexport/tensorrt/aot.py writes that entry point, which describes the tensors and calls <op>.cuh. This
+// prepares what a launcher would, and calls the kernel of csrc/cuda/<op>.cu as a function.
 #pragma once
 
 #include <algorithm>
@@ -18,16 +18,16 @@
 
 namespace svexport::aot {
 
-using svexport::Int;  // an attribute, or what the shapes known to TensorRT decided: for the entry point
+using svexport::Int;  // for the entry point: an attribute, or a choice by shapes that TensorRT knows
 
-// A list among a node's inputs or attributes.
+// A list of inputs or attributes of a node.
 template <class T, int N>
 struct List {
   static constexpr int kSize = N;
   T at[N ? N : 1];
 };
 
-// A tensor of TensorRT's: row-major, or channels-last (*, H, W, C).
+// A tensor from TensorRT: row-major, or channels-last (*, H, W, C).
 template <class T, int R>
 struct View {
   T* data;
@@ -47,7 +47,7 @@ constexpr DType kDType = std::is_same_v<std::remove_const_t<T>, __half>         
                          : std::is_same_v<std::remove_const_t<T>, int8_t>        ? DType::kInt8
                                                                                  : DType::kFloat32;
 
-// As the kernels take tensors of which they read few numbers.
+// A Tensor with data and dtype only, for kernels that read few numbers of it.
 template <class T, int R>
 __device__ __forceinline__ Tensor untyped(const View<T, R>& view) {
   Tensor t;
@@ -56,7 +56,7 @@ __device__ __forceinline__ Tensor untyped(const View<T, R>& view) {
   return t;
 }
 
-// As a launcher takes it.
+// A Tensor as launchers take it; last: the view is channels-last.
 template <class T, int R>
 __device__ __forceinline__ Tensor tensor(const View<T, R>& view, bool last = false) {
   Tensor t = untyped(view);
@@ -77,7 +77,7 @@ __device__ __forceinline__ Tensor tensor(const View<T, R>& view, bool last = fal
 
 }  // namespace svexport::aot
 
-// From here on kernels are functions, whose launch bounds are those of the entry point.
+// From here on kernels are functions, and the entry point has the launch bounds.
 #define SVEXPORT_AOT
 #pragma push_macro("__global__")
 #pragma push_macro("__launch_bounds__")
@@ -88,6 +88,6 @@ __device__ __forceinline__ Tensor tensor(const View<T, R>& view, bool last = fal
 #define __global__ __device__ __forceinline__
 #define __launch_bounds__(...)
 #define __grid_constant__ SVEXPORT_BY
-#ifndef SVEXPORT_BY  // how functions take what is a kernel's parameter
+#ifndef SVEXPORT_BY  // how a function takes what is a parameter of the kernel
 #define SVEXPORT_BY
 #endif

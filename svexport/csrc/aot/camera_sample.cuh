@@ -1,5 +1,5 @@
-// Levels are found by their number, so they cannot be in registers: a block has all parameters in shared memory. Sizes
-// that are known are constants here, and so is nearly all of what one thread writes there.
+// Levels are indexed at run time, so parameters cannot be in registers: a block has them all in shared memory. Known
+// sizes are constants here, and so is nearly all of what one thread writes there.
 #define SVEXPORT_BY &
 
 #include "aot.cuh"
@@ -7,8 +7,8 @@
 
 namespace svexport::aot {
 
-// F: of the maps, T or int8. VECTOR: channels-last, in each group a multiple of 16 bytes. SHIFT: log2 of the threads of
-// a row.
+// F: type of the maps, T or int8. VECTOR: maps are channels-last, each group a multiple of 16 bytes. SHIFT: log2 of the
+// number of threads of a row.
 template <class F, class P, class M, class W, class O, class T, int L, int IN_IMAGE, int ACTIVATION, int S, bool LAST,
           bool VECTOR, int SHIFT>
 __device__ void camera_sample(const List<View<const F, 5>, L>& features, const View<const P, 3>& reference_points,

@@ -2,7 +2,7 @@
 
 namespace svexport::aot {
 
-// F: of the image, T or int8.
+// F: type of the image, T or int8.
 template <class F, class G, class T, int R, int MODE, int PADDING, int ALIGN, class... Choice>
 __device__ void grid_sample(const View<const F, R>& input, const View<const G, R>& grid, Int<MODE>, Int<PADDING>,
                             Int<ALIGN>, float scale, const View<T, R>& output, Choice... choice) {

@@ -3,7 +3,7 @@
 
 namespace svexport::aot {
 
-// Blocks of kThreads / L matrices, where L is n rounded up to 2, 4 or 8.
+// A block does kThreads / L matrices, where L is n rounded up to 2, 4 or 8.
 template <class T, int R, int N>
 __device__ void inverse(const View<const T, R>& A, Int<N>, const View<T, R>& output) {
   constexpr int L = N <= 2 ? 2 : N <= 4 ? 4 : 8;

@@ -3,9 +3,9 @@
 
 namespace svexport::aot {
 
-// The tactic of the planner as constants: kLanes for the channels of a row, kWidth of them at once; single ones where
-// addresses do not allow these.
-// F: of the value, T or int8.
+// The planner's tactic is given as constants: kLanes for the channels of a row, kWidth of them at once. Where addresses
+// do not allow these, single channels are read.
+// F: type of the value, T or int8.
 template <class F, class I, class L, class W, class T, int kLanes, int kWidth>
 __device__ void ms_deform_attn(const View<const F, 4>& value, const View<const I, 2>& spatial_shapes,
                                const View<const I, 1>& level_start_index, const View<const L, 6>& sampling_locations,

@@ -1,4 +1,4 @@
-// What grid_sample and bilinear_sample have in common.
+// What grid_sample and bilinear_sample share.
 #include "aot.cuh"
 #include "grid_sample/points.cuh"
 #include "grid_sample/vector.cuh"
@@ -24,13 +24,13 @@ __device__ Space space(const View<const T, R>& input, const View<const G, R>& gr
   }
   s.grid_image = static_cast<int64_t>(s.points) * AXES;
   s.grid_coordinate = 1;
-  s.grid_stride[AXES - 1] = AXES;  // a row of all points
+  s.grid_stride[AXES - 1] = AXES;  // all points are one row
   s.grid_pairs = AXES == 2 && grid.aligned(2 * sizeof(G));
   return s;
 }
 
-// As the planner has it: with WIDTH 0 the kernel of vectors, of channels-last input and output, C a multiple of 16 bytes,
-// else that of points, WIDTH channels at once. What a step of int8 is worth is known to the compiler.
+// Runs the planner's choice. WIDTH 0: the vector kernel, for channels-last input and output with C a multiple of 16
+// bytes; else the point kernel, with WIDTH channels at once. The compiler knows what a step of int8 is worth.
 template <class F, class T, class G, int R, int MODE, int WIDTH, int CHUNK, int SHIFT, int STEPS>
 __device__ void sample(const View<const F, R>& input, const View<const G, R>& grid, Sampling sampling, float scale,
                        const View<T, R>& output, T* mask, Int<WIDTH>, Int<CHUNK>, Int<SHIFT>, Int<STEPS>) {

@@ -8,13 +8,13 @@ namespace {
 
 constexpr float kLog2E = 1.44269504088896340736f;
 
-// Of products, so that exp2 is what exp is of them.
+// Factor on the products of queries and keys, so that exp2 of the result is exp of the scaled product.
 template <int D>
 __device__ __forceinline__ float scale() {
   return rsqrtf(static_cast<float>(D)) * kLog2E;
 }
 
-// Any device, dtype and head dimension up to D, in fp32: a thread per query and quarter of the keys.
+// Any device, dtype and head dimension up to D, in fp32: one thread per query and quarter of the keys.
 template <class T, int D>
 __global__ void __launch_bounds__(256) attention_kernel(const T* qkv, T* output, int queries, int heads, int dim) {
   constexpr int kQueries = 64, kSplits = 4, kKeys = 64, kChunk = kKeys / kSplits;
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(256) attention_kernel(const T* qkv, T* output,
       score[i] = start + split * kChunk + i < queries ? s : -INFINITY;
       higher = score[i] > higher ? score[i] : higher;
     }
-    if (higher == -INFINITY) {  // none of this quarter's keys so far; or scores that are not finite, which reach the sums
+    if (higher == -INFINITY) {  // no key of this quarter yet, or scores that are not finite: these must reach the sums
       if (start + split * kChunk >= queries) continue;
     }
     const float shrink = exp2f(largest - higher);
@@ -98,11 +98,11 @@ __global__ void __launch_bounds__(256) attention_kernel(const T* qkv, T* output,
   }
 }
 
-// A warp's 16 queries of head dimension D by kKeys keys, and what these weigh by values, on tensor cores: of 16-bit
-// types as they are. group and pair: of the lane.
+// Products of a warp's 16 queries of head dimension D with kKeys keys, and of their weights with values, on tensor
+// cores. This is for 16-bit types. group and pair: the lane's.
 template <class T, int D>
 struct Products {
-  static constexpr int kKeys = 32, kKeyPitch = D + 8, kValuePitch = D + 8;  // of rows, against bank conflicts
+  static constexpr int kKeys = 32, kKeyPitch = D + 8, kValuePitch = D + 8;  // row pitches without bank conflicts
   uint32_t query[D / 16][4];
 
   // rows: queries group and group + 8.
@@ -149,8 +149,8 @@ struct Products {
   }
 };
 
-// Of fp32, in tf32 parts. Dimensions of a fragment are permuted so that a lane has four adjacent ones, keys so that it has
-// the scores where it needs the weights.
+// For fp32, as tf32 parts. A fragment's dimensions are permuted so that a lane has four adjacent ones, and its keys so
+// that a lane has the scores where it needs the weights.
 template <int D>
 struct Products<float, D> {
   static constexpr int kKeys = D > 32 ? 16 : 32, kKeyPitch = D + 16, kValuePitch = D + 4;
@@ -179,7 +179,7 @@ struct Products<float, D> {
 
   __device__ __forceinline__ void add(const float* values, const float (&weight)[kKeys / 8][4],
                                       float (&sum)[D / 8][4]) const {
-    float tile_sum[D / 8][4] = {};  // tensor cores cut off what they add: long sums are ours
+    float tile_sum[D / 8][4] = {};  // tensor cores truncate what they add, so only short sums are theirs
     UNROLL for (int k = 0; k < kKeys / 8; ++k) {
       const Parts weights[4] = {parts(weight[k][0]), parts(weight[k][2]), parts(weight[k][1]), parts(weight[k][3])};
       const float* from = values + (k * 8 + pair * 2) * kValuePitch + group;
@@ -191,18 +191,18 @@ struct Products<float, D> {
   }
 };
 
-// What scores are counted from: the largest so far, or 0 while there is none, which all are as far below.
+// What is subtracted from scores: the largest so far, or 0 while that is -inf.
 __device__ __forceinline__ float base_of(float largest) { return largest == -INFINITY ? 0.f : largest; }
 
-// Head dimension D, where tensor cores have products of the type: a tile of keys at a time, the next on its way. Two
-// warps have the same queries and half of a tile each: 900 queries with 8 heads are one block a multiprocessor, whose
+// For head dimension D, where tensor cores multiply the type. One tile of keys is used while the next is fetched. Two
+// warps have the same queries and half of a tile each: 900 queries with 8 heads make one block a multiprocessor, whose
 // schedulers would wait with one warp.
 template <class T, int D>
 __global__ void __launch_bounds__(256) attention_mma_kernel(const T* qkv, T* output, int queries, int heads) {
   using P = Products<T, D>;
   constexpr int kKeys = 2 * P::kKeys, V = 16 / sizeof(T), kPieces = kKeys * D / V;
   constexpr int kTile = kKeys * (P::kKeyPitch + P::kValuePitch), kShared = 2 * kTile * sizeof(T);
-  static_assert(128 * (4 + D / 2) * sizeof(float) <= kShared);  // of the second half, at the end
+  static_assert(128 * (4 + D / 2) * sizeof(float) <= kShared);  // for what the second half leaves at the end
   __shared__ __align__(16) char bytes[kShared];
   T* const shared = reinterpret_cast<T*>(bytes);
   const int lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4, half = threadIdx.x / 128;
@@ -238,7 +238,7 @@ __global__ void __launch_bounds__(256) attention_mma_kernel(const T* qkv, T* out
     fetch(tile + 1);
     const T* keys = shared + tile % 2 * kTile + half * P::kKeys * P::kKeyPitch;
     const T* values = shared + tile % 2 * kTile + kKeys * P::kKeyPitch + half * P::kKeys * P::kValuePitch;
-    float score[P::kKeys / 8][4] = {};  // and then weights
+    float score[P::kKeys / 8][4] = {};  // later the weights
     products.scores(keys, score);
     UNROLL for (int n = 0; n < P::kKeys / 8; ++n) {
       UNROLL for (int i = 0; i < 4; ++i) {
@@ -260,7 +260,7 @@ __global__ void __launch_bounds__(256) attention_mma_kernel(const T* qkv, T* out
     products.add(values, score, sum);
   }
 
-  // The second half of the warps leave what they have to the first, a column of shared memory each.
+  // The second half of the warps hands its results to the first, one column of shared memory per thread.
   __syncthreads();
   float* const left = reinterpret_cast<float*>(bytes) + threadIdx.x % 128;
   UNROLL for (int r = 0; r < 2 && half; ++r) {

@@ -18,7 +18,7 @@ struct Forward {
     Vec<T, N> out;
     UNROLL for (int j = 0; j < N; ++j) {
       const float x = to_float(in[0].at[j]), square = x * x + 0.975f, inverse = __fdividef(1.f, square);
-      // A quotient like that of a division, 0.5 at 0, by one correction with the remainder, which infinity has not.
+      // One correction with the remainder makes this the quotient of a division, 0.5 at 0. Infinity has no remainder.
       float tail = 0.4875f * inverse;
       if (square < INFINITY) tail = fmaf(fmaf(-tail, square, 0.4875f), inverse, tail);
       out.at[j] = from_float<T>(x < 0 ? tail : 1 - tail);

@@ -6,11 +6,11 @@
 namespace svexport {
 namespace {
 
-constexpr int kColumns = 64;   // of y, of a block
-constexpr int kPieces = 8;     // of 16 bytes: how far a block goes along the inner dimension at a time
+constexpr int kColumns = 64;   // columns of y in a block
+constexpr int kPieces = 8;     // pieces of 16 bytes that a block reads of the inner dimension at a time
 constexpr int kThreads = 128;  // 4 warps, 2 x 2
 
-// Which input the columns of this block have, and how many of them: those before the tail are padded to whole blocks.
+// The input of this block's columns, and their range. Columns before the tail are padded to whole blocks.
 struct Columns {
   const void* x;
   int begin, end;
@@ -29,9 +29,9 @@ int blocks_of_columns(const Linear& a) {
   return ceil_div(a.tail, kColumns) + ceil_div(a.out - a.tail, kColumns);
 }
 
-// What differs by type: kRows of x before kColumns of the weight in shared memory, where a piece lies without bank
-// conflicts, and the products of a warp's kMatrices * 16 rows by 32 columns. 16-bit types: rows of 128 bytes, their pieces
-// permuted by the row.
+// What differs by type: kRows of x, then kColumns of the weight in shared memory; where a piece lies, without bank
+// conflicts; the products of a warp's kMatrices * 16 rows by 32 columns. 16-bit types: rows of 128 bytes, whose pieces
+// are permuted by the row.
 template <class T>
 struct Tile {
   static constexpr int kRows = 64, kMatrices = 2;
@@ -56,7 +56,7 @@ struct Tile {
   }
 };
 
-// fp32, in tf32 parts where tensor cores have them: two tiles, whose rows of 64 bytes lie so for a lane's 16 bytes.
+// fp32, as tf32 parts on tensor cores that have tf32: two tiles, with rows of 64 bytes for lanes that read 16 bytes.
 template <>
 struct Tile<float> {
   static constexpr int kRows = 32, kMatrices = 1;
@@ -70,7 +70,7 @@ struct Tile<float> {
     const int lane = threadIdx.x % 32;
     auto& sum = sums[0];
     UNROLL for (int first = 0; first < kPieces; first += 4) {
-#if __CUDA_ARCH__ < 800  // no tensor cores for it: products of floats, in which lanes begin at pieces of other banks
+#if __CUDA_ARCH__ < 800  // no tf32 tensor cores: products of floats, where lanes begin at pieces in different banks
       UNROLL for (int j = 0; j < 4; ++j) {
         const float* piece = tile + at(0, first) + (j + lane) % 4 * 4;
         Vec<float, 4> x[2];
@@ -84,14 +84,14 @@ struct Tile<float> {
         }
       }
 #else
-      // 16 of the inner dimension, a lane's four adjacent ones in two products: in the same order on both sides.
+      // 16 of the inner dimension: a lane's four adjacent ones make two products, in the same order on both sides.
       const float* from = tile + at(lane / 4, first) + lane % 4 * 4;
       Parts rows[2][4], cols[4][4];
       UNROLL for (int i = 0; i < 6; ++i) {
         const Vec<float, 4> v = load<float, 4>(from + at(i < 2 ? row + i * 8 : kRows + column + (i - 2) * 8, 0));
         UNROLL for (int j = 0; j < 4; ++j) (i < 2 ? rows[i % 2] : cols[(i + 2) % 4])[j] = parts(v.at[j]);
       }
-      float step_sum[4][4] = {};  // tensor cores cut off what they add: long sums are ours
+      float step_sum[4][4] = {};  // tensor cores truncate what they add, so only short sums are theirs
       UNROLL for (int k = 0; k < 4; k += 2) {
         const Parts both[4] = {rows[0][k], rows[1][k], rows[0][k + 1], rows[1][k + 1]};
         UNROLL for (int n = 0; n < 4; ++n) mma_parts(step_sum[n], both, cols[n][k], cols[n][k + 1]);
@@ -102,7 +102,7 @@ struct Tile<float> {
   }
 };
 
-// Three stages of kPieces of rows and columns are under way. kVector: pieces are aligned, and so are pairs of results.
+// Three stages of kPieces of rows and columns are in flight. kVector: pieces and pairs of results are aligned.
 template <class T, bool kVector>
 __global__ void __launch_bounds__(kThreads) linear_kernel(const __grid_constant__ Linear a) {
   using Of = Tile<T>;
@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(kThreads) linear_kernel(const __grid_constant_
     }
   };
 
-  fetch(0, Of::kRows, kAll);  // weights, which no kernel before writes
+  fetch(0, Of::kRows, kAll);  // weights, which no previous kernel writes
   fetch(1, Of::kRows, kAll);
   wait_for_previous();
   start_next();

@@ -8,14 +8,14 @@ namespace {
 constexpr int kThreads = 128;
 
 struct Problem {
-  Walk<2> batch;  // of A and of the gradient of its inverse
+  Walk<2> batch;  // batch strides of A and of the gradient of its inverse
   AnyFloat A, grad, output;
   int64_t A_row, A_column, grad_row, grad_column;
   int32_t* info;
   int n;
 };
 
-// Row `row` of a matrix, whole where it is aligned.
+// Writes one row of a matrix, in vectors where its address is aligned.
 template <int L, class T>
 __device__ __forceinline__ void write(T* to, const double (&row)[L], int n) {
   constexpr int N = L * sizeof(T) <= 16 ? L : 16 / sizeof(T);
@@ -46,14 +46,14 @@ __device__ __forceinline__ void write(const AnyFloat& to, int64_t offset, const 
 template <int L, bool kBackward>
 __global__ void __launch_bounds__(kThreads) inverse_kernel(const __grid_constant__ Problem a) {
   const int64_t i = (blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x) / L;
-  const int64_t matrix = min(i, a.batch.count - 1);  // all lanes take part in the exchange
+  const int64_t matrix = min(i, a.batch.count - 1);  // past the end the last one: shuffles need all lanes
   int64_t from[2];
   a.batch.offsets(matrix, from);
   LaneMatrix<L> m;
   m.read(a.A, from[0], a.n, a.A_row, a.A_column);
   if constexpr (kBackward) {
-    // The transpose of the gradient, -inv(A) grad^T inv(A), of which a lane computes a row: its matrix is that of
-    // grad^T, by rows again, so that both products take rows from other lanes.
+    // A lane computes a row of the transposed gradient, -inv(A) grad^T inv(A). It reads grad^T by rows too, so that
+    // both products take rows from other lanes.
     LaneMatrix<L> grad;
     grad.read(a.grad, from[1], a.n, a.grad_column, a.grad_row);
     m.invert();
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kThreads) inverse_kernel(const __grid_constant
 }  // namespace
 }  // namespace svexport
 
-#ifndef SVEXPORT_AOT  // csrc/aot takes the kernels only
+#ifndef SVEXPORT_AOT  // csrc/aot compiles the kernels only
 namespace svexport {
 namespace {
 

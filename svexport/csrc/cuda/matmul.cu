@@ -7,7 +7,7 @@
 namespace svexport {
 namespace {
 
-constexpr int kStages = 4;  // 64 bytes of the inner dimension each, that are under way
+constexpr int kStages = 4;  // stages in flight, of 64 bytes of the inner dimension each
 constexpr int kThreads = 256;
 template <class T>
 constexpr int kInner = 64 / sizeof(T);
@@ -17,9 +17,9 @@ constexpr int kVector = 16 / sizeof(T);
 // One factor, a or the transpose of b: (count, rows, inner).
 struct Factor {
   const void* data;
-  int64_t batch, step;  // strides; step is that of the axis whose elements are not neighbours
+  int64_t batch, step;  // strides; step: of the axis that is not contiguous
   int rows, count;
-  bool vectors;  // whether whole vectors of neighbours can be read
+  bool vectors;  // whether whole vectors of contiguous elements can be read
 };
 
 struct Matmul {
@@ -27,27 +27,27 @@ struct Matmul {
   AnyFloat bias;
   int64_t bias_stride;
   void* c;
-  int64_t c_step;   // from row to row
-  bool add;         // to what c is
+  int64_t c_step;   // elements from row to row of c
+  bool add;         // whether to add to c
   bool pairs;       // whether two neighbours of a row of c, or of partials, can be written at once
   float* partials;  // (parts, batch, M, N), if there are several parts
   int inner, batch, parts, part;  // a block does `part` of the inner dimension
 };
 
-// Rows of a factor in shared memory, with neighbours as in the factor. The pitches leave no two of what a warp reads at
-// once, 8 rows x 16 bytes of the inner dimension, in one bank.
+// Rows of a factor in shared memory, contiguous along the same axis as in the factor. The pitches put what a warp reads
+// at once, 8 rows x 16 bytes of the inner dimension, in different banks.
 template <class T, int kRows, bool kAlongInner>
 struct Tile {
   static constexpr int V = kVector<T>;
   static constexpr int kPitch = kAlongInner ? kInner<T> + V : kRows + 8;
   static constexpr int kSize = (kAlongInner ? kRows : kInner<T>) * kPitch;
-  static constexpr int kPieces = (kAlongInner ? kInner<T> : kRows) / V;  // of 16 bytes, along neighbours
-  static constexpr int kFar = kThreads / kPieces;                       // from a thread's piece to its next
+  static constexpr int kPieces = (kAlongInner ? kInner<T> : kRows) / V;  // of 16 bytes, along the contiguous axis
+  static constexpr int kFar = kThreads / kPieces;                       // from a thread's piece to its next one
   static constexpr int kCount = kRows * kInner<T> / V / kThreads;
 
-  // What a thread fetches: pieces of rows or of the inner dimension that are kFar apart.
+  // What a thread fetches: pieces that are kFar rows, or kFar elements of the inner dimension, apart.
   const T* from[kCount];
-  int64_t next;  // from fetch to fetch
+  int64_t next;  // elements from fetch to fetch
   int row, rows, k;
   bool vectors;
 
@@ -63,7 +63,7 @@ struct Tile {
   }
   __device__ __forceinline__ void fetch(T* tile, int end) {
     tile += threadIdx.x / kPieces * kPitch + threadIdx.x % kPieces * V;
-    const auto there = [&](int i, int j) {  // element j of piece i
+    const auto there = [&](int i, int j) {  // whether element j of piece i exists
       const int far = i * kFar;
       return (kAlongInner ? row + far : row + j) < rows && (kAlongInner ? k + j : k + far) < end;
     };
@@ -84,12 +84,12 @@ struct Tile {
   }
 };
 
-// sums, F x F tiles of 16 x 8, += the product of 16 * F rows of left and 8 * F of right in shared memory.
+// sums, F x F tiles of 16 x 8, += the product of 16 * F rows of left and 8 * F rows of right in shared memory.
 template <class Left, class Right, bool kRightAlongInner, class T, int F>
 __device__ __forceinline__ void multiply(float (&sums)[F][F][4], const T* left, int row, const T* right, int column) {
   const int lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
 #if __CUDA_ARCH__ < 800
-  if constexpr (!std::is_same_v<T, __half>) {  // no tensor cores for it
+  if constexpr (!std::is_same_v<T, __half>) {  // no tensor cores for this type
 #pragma unroll 1
     for (int k = 0; k < kInner<T>; ++k) {
       UNROLL for (int i = 0; i < F; ++i) {
@@ -105,7 +105,7 @@ __device__ __forceinline__ void multiply(float (&sums)[F][F][4], const T* left, 
   }
 #endif
   if constexpr (sizeof(T) == 4) {
-    float part[F][F][4] = {};  // tensor cores cut off what does not fit into a long sum, the additions below round
+    float part[F][F][4] = {};  // tensor cores truncate in long sums; the additions below round
     UNROLL for (int k = 0; k < kInner<T>; k += 8) {
       Parts r[F][2];
       UNROLL for (int j = 0; j < F; ++j) {
@@ -149,7 +149,7 @@ __device__ __forceinline__ void multiply(float (&sums)[F][F][4], const T* left, 
   }
 }
 
-// Two neighbours of a row of `columns`, the first of them at `column`.
+// Writes two neighbours of a row of `columns` elements, the first of them at `column`.
 template <class T>
 __device__ __forceinline__ void store_pair(T* row, int column, int columns, bool add, bool pairs, float x, float y) {
   if (add) {
@@ -165,7 +165,7 @@ __device__ __forceinline__ void store_pair(T* row, int column, int columns, bool
   }
 }
 
-// A block does kTile x kTile of c: 8 warps, 2 x 4.
+// A block computes kTile x kTile of c with 8 warps, 2 x 4.
 template <class T, int kTile, bool kLeftAlongInner, bool kRightAlongInner>
 __global__ void __launch_bounds__(kThreads) matmul_kernel(const __grid_constant__ Matmul a) {
   using Left = Tile<T, kTile, kLeftAlongInner>;
@@ -247,8 +247,8 @@ cudaError_t launch(const Matmul& a, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-// t: (count, ., .), its rows along axis `rows`, the other of the two last axes is the inner one. Sets whether neighbours
-// are along the latter.
+// t: (count, ., .); its rows are along axis `rows`, the other of the last two axes is the inner one. *along_inner:
+// whether t is contiguous along the inner axis. False if it is contiguous along neither axis or too large.
 bool factor(const Tensor& t, int rows, Factor* f, bool* along_inner) {
   const int inner = 3 - rows;
   *along_inner = t.strides[inner] == 1 || t.sizes[inner] == 1;
@@ -261,10 +261,10 @@ bool factor(const Tensor& t, int rows, Factor* f, bool* along_inner) {
 
 int processors() { return of_device(cudaDevAttrMultiProcessorCount); }
 
-constexpr int64_t kPartials = 4 * 64 * 64;  // elements, at most, per processor
+constexpr int64_t kPartials = 4 * 64 * 64;  // most elements of partials per multiprocessor
 
-// How the work is divided: into the tiles, and parts of the inner dimension, that should be done first. The unit of time
-// is what a processor takes for 64 x 64 x 64 bytes; large tiles take less for the same, a second kernel adds parts up.
+// The tile size and number of parts of the inner dimension that should take the least time, in units of what a
+// processor takes for 64 x 64 x 64 bytes. Large tiles take less for the same; a second kernel adds parts up.
 struct Division {
   int tile = 64, parts = 1;
 

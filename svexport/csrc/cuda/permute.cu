@@ -7,7 +7,7 @@ namespace {
 
 constexpr int kTile = 32, kThreads = 256;
 
-// kElements per thread, a block apart, all read before the first is written.
+// Copies kElements per thread, kThreads apart. All are read before the first is written.
 template <int kElements, class T>
 __global__ void __launch_bounds__(kThreads) copy_elements(const T* input, T* output,
                                                           const __grid_constant__ Walk<2> walk) {
@@ -23,14 +23,14 @@ __global__ void __launch_bounds__(kThreads) copy_elements(const T* input, T* out
   }
 }
 
-// Input and output each have neighbours along an axis of their own: tiles of both are turned in shared memory. Elements
-// of less than 4 bytes are read and written V at once.
+// Input and output are contiguous along different axes: tiles are transposed in shared memory. Elements of less than 4
+// bytes are read and written V at once.
 template <class T, int V>
 struct Tiles {
   static constexpr int kRows = kTile * V, kColumns = kTile * (V > 1 ? V : 2);
 
   Walk<2> batch;
-  int64_t row_to, column_from;  // strides; that of the rows in the input and of the columns in the output is 1
+  int64_t row_to, column_from;  // strides; the input's along rows and the output's along columns are 1
   int64_t rows, columns;
   Divider row_tiles, column_tiles;
 };

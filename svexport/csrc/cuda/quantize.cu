@@ -10,7 +10,7 @@ struct Quantize {
   float lowest;
 
   struct Scale {
-    float scale, reciprocal, limit;  // reciprocal 0: to be divided by
+    float scale, reciprocal, limit;  // reciprocal 0: divide by scale instead
 
     __device__ __forceinline__ explicit Scale(float s)
         : scale(s), reciprocal(s > 0x1p-100f && s < 0x1p100f ? 1 / s : 0), limit(512 * s) {}
@@ -19,7 +19,7 @@ struct Quantize {
   template <int N>
   __device__ __forceinline__ Vec<int8_t, N> operator()(const Vec<T, N> (&x)[1], const Scale& s) const {
     // The correctly rounded quotient without a division: from the correctly rounded reciprocal, by two corrections with
-    // the exact remainder. Before that x is brought to where neither overflows, which is far beyond the result's range.
+    // the exact remainder. First, x is clamped to where neither overflows, far beyond the result's range.
     float q[N];
     if (s.reciprocal != 0) {
       UNROLL for (int j = 0; j < N; ++j) {
@@ -33,7 +33,7 @@ struct Quantize {
     }
     Vec<int8_t, N> result;
     UNROLL for (int j = 0; j < N; ++j) {
-      // The integer in the low bits of the sum, which is rounded half to even.
+      // The sum rounds half to even and has the integer in its low bits.
       result.at[j] = static_cast<int8_t>(__float_as_int(fminf(fmaxf(q[j], lowest), 127.f) + 12582912.f));
     }
     return result;

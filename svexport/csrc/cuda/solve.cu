@@ -5,13 +5,13 @@
 namespace svexport {
 namespace {
 
-constexpr int kThreads = 128, kColumns = 16;  // of B, that a group of lanes does
+constexpr int kThreads = 128, kColumns = 16;  // kColumns: columns of B that a group of lanes does
 
 struct Problem {
   Walk<4> batch;
   AnyFloat A, B, X;
   int32_t* info;
-  int64_t strides[3][2];  // of the rows and columns of A, B, X
+  int64_t strides[3][2];  // of the rows and the columns of A, B, X
   int64_t columns, parts;
   int n;
 };
@@ -19,7 +19,7 @@ struct Problem {
 template <int L>
 __global__ void __launch_bounds__(kThreads) solve_kernel(const __grid_constant__ Problem a) {
   const int64_t i = (blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x) / L;
-  const int64_t matrix = min(i / a.parts, a.batch.count - 1);  // all lanes take part in the exchange
+  const int64_t matrix = min(i / a.parts, a.batch.count - 1);  // past the end the last one: shuffles need all lanes
   int64_t at[4];
   a.batch.offsets(matrix, at);
   LaneMatrix<L> m;
@@ -47,7 +47,7 @@ cudaError_t solve(const Tensor& A, const Tensor& B, const Tensor& X, const Tenso
   if (!is_float(A) || !is_float(B) || !is_float(X) || A.sizes[rank - 2] != n) return cudaErrorNotSupported;
   if (X.numel() == 0) return cudaSuccess;
   Tensor infos = info;
-  infos.rank = rank;  // as if of matrices
+  infos.rank = rank;  // the rank of the others, whose last two dimensions are dropped
   Problem problem{Walk<4>(Axes<4>({&A, &B, &X, &infos}, 2, Axes<4>::Order::kRowMajor)),
                   AnyFloat(A), AnyFloat(B), AnyFloat(X), static_cast<int32_t*>(info.data), {}, columns,
                   ceil_div<int64_t>(columns, kColumns), static_cast<int>(n)};

@@ -14,16 +14,16 @@ struct Strides {
 
 Strides strides_of(const Tensor& t) { return {t.strides[0], t.strides[1], t.strides[2]}; }
 
-// Rows of an image and of depth, N pixels of the latter at a time.
+// Rows of an image and of depth, in pieces of N pixels of depth.
 struct Rows {
   Strides image, depth;
-  int64_t count;  // of such pieces
+  int64_t count;  // of these pieces
   int channels;
-  Divider pieces, height, c;  // of a row; rows of a channel; channels of an image
+  Divider pieces, height, c;  // pieces of a row; rows of a channel; channels of an image
 };
 
-// A thread takes U times 2 * N pixels of a row apart, or puts them together: the even ones and the odd ones of its columns.
-// All are read before the first is written.
+// A thread separates the even and the odd columns of U times 2 * N pixels of a row, or joins them (kInverse). All
+// pixels are read before the first is written.
 template <class T, int N, int U, bool kInverse>
 __global__ void __launch_bounds__(256) rows_kernel(T* image, T* depth, const __grid_constant__ Rows a) {
   constexpr int kTogether = 2 * N * sizeof(T) <= 16 ? 2 * N : N, kAccesses = 2 * N / kTogether;  // of the image
@@ -65,13 +65,13 @@ __global__ void __launch_bounds__(256) rows_kernel(T* image, T* depth, const __g
 
 constexpr int kPieceBytes = 8192;
 
-// Channels-last pixels of few channels: a block turns a piece of a row of them in shared memory, where a pair of pixels
-// takes one element more than it has, so that those of one channel are in different banks.
+// Channels-last pixels of few channels. A block transposes a piece of a row in shared memory, where one element of
+// padding follows each pair of pixels, so that elements of one channel are in different banks.
 struct Pixels {
   int64_t image_n, image_h;
   Strides depth;
   int channels;
-  int pairs;  // of pixels in a piece
+  int pairs;  // pairs of pixels in a piece
   int64_t half_width;
   Divider pieces, height, step, words;  // per row, per image, elements per pair, words per row of output of a whole piece
 };
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(256) pixels_kernel(const T* image, T* depth, c
   for (int i = vectors * N + threadIdx.x; i < length; i += blockDim.x) piece[i + a.step.divide(i)] = image[i];
   __syncthreads();
   for (uint32_t i = threadIdx.x; i < step * a.words.d; i += blockDim.x) {
-    uint32_t channel = i;  // of the pair
+    uint32_t channel = i;  // channel within the pair
     const int k = static_cast<int>(a.words.split(channel)) * V;
     if (k >= count) continue;
     Vec<T, V> word;
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(256) pixels_kernel(const T* image, T* depth, c
   }
 }
 
-// In a piece, of which each takes one element more than it has.
+// Pairs of pixels in a piece, where one element of padding follows each pair.
 int64_t pairs_of(const Tensor& image) { return kPieceBytes / image.item_size() / (2 * image.sizes[1] + 1) / 8 * 8; }
 
 template <class T>
@@ -127,13 +127,13 @@ cudaError_t launch_pixels(const Tensor& image, const Tensor& depth, cudaStream_t
                       static_cast<int>(pairs), half_width, Divider(pieces), Divider(image.sizes[2]),
                       Divider(2 * channels), Divider(words ? ceil_div<int64_t>(pairs, V) : pairs)};
   const int64_t length = 2 * channels * pairs;
-  const int threads = length <= 256 ? 64 : length <= 1024 ? 128 : 256;  // of short rows more blocks are resident
+  const int threads = length <= 256 ? 64 : length <= 1024 ? 128 : 256;  // short rows: more blocks are resident
   (words ? pixels_kernel<T, V> : pixels_kernel<T, 1>)<<<static_cast<int>(blocks), threads, 0, stream>>>(
       static_cast<const T*>(image.data), static_cast<T*>(depth.data), pixels);
   return cudaGetLastError();
 }
 
-// (N, C, H, W) as (N, 2, 2, C, H/2, W/2), the column in the block before the row.
+// (N, C, H, W) as (N, 2, 2, C, H/2, W/2): the column within the 2 x 2 block comes before the row.
 Tensor blocks_of(const Tensor& image) {
   const int64_t *size = image.sizes, *stride = image.strides;
   return as_strided(image, {size[0], 2, 2, size[1], size[2] / 2, size[3] / 2},
@@ -147,7 +147,7 @@ Tensor channels_of(const Tensor& depth, int64_t c) {
                     {stride[0], 2 * c * stride[1], c * stride[1], stride[1], stride[2], stride[3]});
 }
 
-// kBytes: of one access to depth.
+// kBytes: bytes of one access to depth.
 template <int kBytes, bool kInverse>
 cudaError_t launch_rows(const Tensor& image, const Tensor& depth, cudaStream_t stream) {
   return dispatch_size(image.item_size(), [&](auto* p) {
@@ -166,7 +166,7 @@ template <bool kInverse>
 cudaError_t run(const Tensor& image, const Tensor& depth, cudaStream_t stream) {
   if (image.numel() == 0) return cudaSuccess;
   const int64_t size = image.item_size();
-  const auto rows = [&](int64_t bytes) {  // of one access to depth
+  const auto rows = [&](int64_t bytes) {  // bytes of one access to depth
     return depth.sizes[3] * size % bytes == 0 && image.aligned(3, std::min<int64_t>(2 * bytes, 16)) && depth.aligned(3, bytes);
   };
   cudaError_t status = cudaErrorNotSupported;
@@ -179,8 +179,8 @@ cudaError_t run(const Tensor& image, const Tensor& depth, cudaStream_t stream) {
   }
   if (status != cudaErrorNotSupported) return status;
   const bool pixels = image.strides[1] == 1 && image.strides[3] == image.sizes[1] && depth.strides[3] == 1 &&
-                      image.numel() > 4096;  // else a copy has done before
-  // By measurement; permute, whose tiles narrow rows do not fill, writes two elements of a half type where it can.
+                      image.numel() > 4096;  // permute is faster for smaller ones
+  // By measurement: narrow rows do not fill permute's tiles; it writes pairs of a half type where it can.
   const bool narrow = depth.sizes[3] <= 48 || (size == 2 && depth.sizes[3] % 2 != 0);
   if (!kInverse && pixels && (image.sizes[1] <= 16 || (narrow && pairs_of(image) >= 8))) {
     return dispatch_size(size, [&](auto* p) { return launch_pixels<element_t<decltype(p)>>(image, depth, stream); });

@@ -7,27 +7,27 @@ namespace svexport {
 namespace {
 
 struct Image {
-  int64_t n, channels, blocks, height, width;  // of the output
+  int64_t n, channels, blocks, height, width;  // sizes of the output
   int64_t stride_n, stride_c, stride_h, stride_w;
 };
 
-// The 32 channels of a pixel are kLanes words of at least 4 bytes, one per lane, so that a warp writes and reads whole
-// pixels. A lane does kPixels pixels of its channels, which are contiguous in NCHW: what it exchanges with memory there
-// are vectors along the pixels, at least one whole sector in all.
+// The 32 channels of a pixel are kLanes words of at least 4 bytes, one per lane, so that a warp reads and writes whole
+// pixels. A lane does kPixels pixels of its channels, which are contiguous in NCHW: there it accesses vectors along the
+// pixels, at least one whole sector in all.
 template <class T>
 struct Chw32 {
-  static constexpr int kChannels = sizeof(T) < 4 ? 4 / sizeof(T) : 1;  // of a lane
+  static constexpr int kChannels = sizeof(T) < 4 ? 4 / sizeof(T) : 1;  // channels of a lane
   static constexpr int kLanes = 32 / kChannels;
   static constexpr int kVector = 16 / sizeof(T);
   static constexpr int kPixels = sizeof(T) < 4 ? kVector : 32 / sizeof(T);
   static constexpr int kWarpPixels = kPixels * (32 / kLanes);
   static constexpr int kThreads = 256;
 
-  int64_t pixel;    // the lane's first
-  int64_t channel;  // the lane's first of kChannels
+  int64_t pixel;    // the lane's first pixel
+  int64_t channel;  // the first of the lane's kChannels channels
   int64_t n, block;
 
-  // Of a grid of one warp per (image, block of channels, kWarpPixels), the last fastest.
+  // The grid has one warp per (image, block of channels, kWarpPixels pixels), the last of these fastest.
   __device__ __forceinline__ Chw32(int64_t blocks, int64_t parts) {
     const int64_t warp = blockIdx.x * static_cast<int64_t>(kThreads / 32) + threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
@@ -36,7 +36,7 @@ struct Chw32 {
     n = warp / parts / blocks;
     channel = block * 32 + lane % kLanes * kChannels;
   }
-  // Where the lane's word of its first pixel is among contiguous ones; the next pixel's is 32 elements on.
+  // Offset of the lane's word of its first pixel, if words are contiguous; the next pixel's word is 32 elements on.
   __device__ __forceinline__ int64_t word(int64_t blocks, int64_t pixels) const {
     return ((n * blocks + block) * pixels + pixel) * 32 + channel % 32;
   }
@@ -123,9 +123,9 @@ cudaError_t launch(const Tensor& x, const Tensor& output, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-constexpr int kWarps = 2;  // of a block
+constexpr int kWarps = 2;  // warps of a block
 
-// A warp turns 32 channels of 32 words of pixels in shared memory, so that it reads and writes 128 contiguous bytes.
+// A warp transposes 32 channels x 32 words of pixels in shared memory, so that it accesses 128 contiguous bytes.
 template <class T>
 __global__ void __launch_bounds__(kWarps * 32) from_kernel(const T* x, T* output, uint32_t tiles, int channels,
                                                            int words, Divider parts, Divider blocks) {
@@ -134,13 +134,13 @@ __global__ void __launch_bounds__(kWarps * 32) from_kernel(const T* x, T* output
   uint32_t i = blockIdx.x * kWarps + threadIdx.x / 32;
   if (i >= tiles) return;
   auto& tile = turned[threadIdx.x / 32];
-  const int lane = threadIdx.x % 32, first = lane % kLanes * W;  // channel
+  const int lane = threadIdx.x % 32, first = lane % kLanes * W;  // the lane's first channel
   const int word0 = static_cast<int>(parts.split(i)) * 32;
   x += (static_cast<int64_t>(i) * words + word0) * W * 32 + first;
   const int channel0 = static_cast<int>(blocks.split(i)) * 32;
   output += (static_cast<int64_t>(i) * channels + channel0) * words * W + word0 * W;
   Vec<T, W> in[32];
-  UNROLL for (int k = 0; k < 32; ++k) {  // W pixels of a word after each other
+  UNROLL for (int k = 0; k < 32; ++k) {  // the W pixels of a word one after the other
     const int word = k / W * W + lane / kLanes;
     in[k] = load_if<T, W>(x + (word * W + k % W) * 32, word0 + word < words);
   }
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(kWarps * 32) from_kernel(const T* x, T* output
   }
 }
 
-// `count` channels from channel `first` on, a multiple of 32, as a permutation.
+// Copies `count` channels from channel `first` on, a multiple of 32, as a permutation.
 cudaError_t copy(const Tensor& x, const Tensor& output, int64_t first, int64_t count, cudaStream_t stream) {
   const std::initializer_list<int64_t> sizes = {output.sizes[0], ceil_div<int64_t>(count, 32), count < 32 ? count : 32,
                                                 output.sizes[2], output.sizes[3]};
@@ -183,7 +183,7 @@ cudaError_t to_chw32(const Tensor& x, bool pool, const Tensor& output, cudaStrea
     };
     return x.dtype == DType::kInt8 ? run(static_cast<int8_t*>(nullptr)) : dispatch_float(x.dtype, run);
   }
-  Tensor planes = x;  // (N, C, H*W), where the pixels are contiguous
+  Tensor planes = x;  // (N, C, H*W), if the pixels are contiguous
   planes.rank = 3;
   planes.sizes[2] = x.sizes[2] * x.sizes[3];
   planes.strides[2] = x.strides[3];
@@ -209,7 +209,7 @@ cudaError_t from_chw32(const Tensor& x, const Tensor& output, cudaStream_t strea
     return cudaGetLastError();
   };
   auto aligned = [](const Tensor& t) { return reinterpret_cast<uintptr_t>(t.data) % 4 == 0; };
-  const bool large = x.numel() > 4096;  // else a copy element by element has done before
+  const bool large = x.numel() > 4096;  // permute is faster for smaller ones
   if (large && x.contiguous() && pixels * size % 4 == 0 && aligned(x) && aligned(output)) {
     switch (size) {
       case 1: return run(static_cast<int8_t*>(nullptr));

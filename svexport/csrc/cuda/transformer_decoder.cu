@@ -11,9 +11,9 @@ namespace {
 
 // ---------------------------------------------------------------- kernels between the matrix products
 //
-// All but the first begin while the one before ends.
+// All but the first use programmatic dependent launch: they begin while the previous kernel ends.
 
-// points to fp32, and where = query + query_pos
+// Writes points in fp32, and where = query + query_pos.
 template <class T>
 __global__ void begin_kernel(const T* query, const T* query_pos, T* where, int64_t count, AnyFloat given, float* points,
                              int64_t count_points) {
@@ -33,19 +33,19 @@ __global__ void round_kernel(const float* x, T* y, int64_t count) {
 
 template <class T>
 struct Norm {
-  // What is normed: x + bias + residual + extra, all but x optional; or, with points, their first linear layer.
+  // The input of the norm: x + bias + residual + extra, all but x optional; or, given points, their first linear layer.
   const T *x, *bias, *residual, *extra;
   const float* points;    // (rows, 3)
   const T* point_weight;  // (channels, 3)
   const T *weight, *norm_bias;
-  const T* query_pos;     // optional, and then where = y + query_pos
+  const T* query_pos;     // optional; with it, where = y + query_pos
   T *y, *where;
   int64_t rows;
   int channels;
   bool relu;
 };
 
-// A warp per row, Rounds * 32 channels at most.
+// One warp per row of at most Rounds * 32 channels.
 template <class T, int Rounds>
 __global__ void __launch_bounds__(128) norm_kernel(const Norm<T> a) {
   wait_for_previous();
@@ -91,14 +91,14 @@ __global__ void __launch_bounds__(128) norm_kernel(const Norm<T> a) {
   }
 }
 
-// What the box branch moves: a thread per number of the box code.
+// Moves points, and at last writes boxes, by the box branch. One thread per number of the box code.
 template <class T>
 struct Update {
   const T *code, *bias;  // (rows, code_size) without its bias; (code_size)
   float* points;         // (rows, 3)
   int64_t rows;
   int code_size;
-  bool last;             // then boxes and moved are written, too
+  bool last;             // whether to write boxes and moved, too
   AnyFloat boxes, moved;
   float low[3], size[3];
 };
@@ -133,9 +133,9 @@ template <class T>
 struct Buffers {
   float* points;
   T *query, *logits, *offsets, *code;
-  T *where, *mixed;  // the same memory: query + query_pos has been read when attention or cameras write their result
-  T *qkv, *product, *position[2], *hidden[2];  // the same again: none of one kind outlives the next
-  float* sampled;                              // likewise
+  T *where, *mixed;  // share memory: query + query_pos has been read when attention or cameras write their result
+  T *qkv, *product, *position[2], *hidden[2];  // share memory too: none of one kind outlives the next
+  float* sampled;                              // shares this memory
 
   Buffers(Scratch& scratch, const DecoderSizes& n) {
     const int64_t tensor = n.rows * n.channels, widest = n.rows * (n.ffn > n.channels ? n.ffn : n.channels);
@@ -159,7 +159,7 @@ cudaError_t run(const TransformerDecoder& d, const DecoderSizes& n, void* worksp
   const T* query_pos = static_cast<const T*>(d.query_pos.data);
   const T* query = static_cast<const T*>(d.query.data);
 
-  // y = x weight^T (+ bias, which follows the weight), with x_tail in place of x for the outputs from `tail` on
+  // y = x weight^T (+ bias, which follows the weight); outputs from `tail` on read x_tail in place of x
   enum Epilogue { kNothing, kBias, kBiasRelu };
   auto apply = [&](const T* x, const Tensor* weight, T* y, Epilogue epilogue, const T* x_tail = nullptr, int tail = 0) {
     Linear a;

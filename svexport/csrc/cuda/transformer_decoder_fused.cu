@@ -1,19 +1,19 @@
-// The decoder for half and bfloat16, 256 channels in 8 heads, on devices of compute capability 9.0: all that lies
-// between the cameras' maps and the results in one kernel.
+// The decoder for half and bfloat16, 256 channels in 8 heads, on devices of compute capability 9.0: one kernel does all
+// that lies between the cameras' maps and the results.
 //
-// Sixteen rows (queries of a scene) stay with a cluster of two blocks, in shared memory, through all layers. The blocks
-// compute half of the outputs of every linear layer and give them to one another. A product is outputs x rows, the
-// weights being the matrix of which wgmma wants 64 rows; these come through a ring in shared memory, which a warp of
-// its own fills some products ahead, by tensor maps. Keys and values take the same way.
+// A cluster of two blocks keeps sixteen rows (queries of a scene) in shared memory through all layers. Each block
+// computes half of the outputs of every linear layer and gives them to the other. A product is outputs x rows, because
+// wgmma wants 64 rows of its first matrix, the weights. These come through a ring in shared memory, which a warp of its
+// own fills some products ahead, by tensor maps. Keys and values take the same way.
 //
-// What a launch does is a list made on the host, and a loop that executes it: code that is run only once is fetched
-// from far away. Between layers queries need the keys and values of all others of their scene. Where all clusters are
-// resident (a cooperative launch) there is one launch, and the warp that fetches waits for them by a counter while the
-// others compute the box branch. Where twice as many are, the box branch, which the cameras need but not the attention,
-// has clusters of its own, beside the next layer's attention; they sample the first cameras there, too. If not all are
-// resident, or something else samples, launches end where blocks would wait.
-//
-// Maps in NCHW are copied to channels-last by a launch before, at the end of which this one begins.
+// The host makes a list of steps, and the kernel executes it in a loop, because code that runs only once is fetched
+// from far away. Between layers, queries need the keys and values of all others of their scene. If all clusters are
+// resident (a cooperative launch), one launch does all layers: the warp that fetches waits for keys and values by a
+// counter while the other warps compute the box branch. If twice as many clusters can be resident, the box branch,
+// which the cameras need but the attention does not, has clusters of its own, beside the next layer's attention; they
+// sample the first cameras, too. If not all are resident, or another kernel samples, launches end where blocks would
+// wait.
+// A previous launch copies maps from NCHW to channels-last; this one begins as it ends.
 #include <algorithm>
 
 #include "gemm.h"
@@ -40,20 +40,20 @@ namespace {
 
 // ---------------------------------------------------------------- copies of maps
 
-// Maps of 256 channels of 2 bytes, to channels-last.
+// A map of 256 channels of 2 bytes, to be copied to channels-last.
 struct MapCopy {
   const uint16_t* from;
   uint16_t* to;
   int64_t batch, cam, channel, y, x;  // strides of `from`
   int width, pixels;
   unsigned first_block;
-  bool pairs;  // pixels lie one after the other, and two can be read at once
+  bool pairs;  // whether pixels are contiguous, so that two can be read at once
 };
 
 struct Copies {
   MapCopy map[kMaxCameraLevels];
   int maps = 0, cams;
-  unsigned* counters;  // cleared
+  unsigned* counters;  // to be cleared
   int64_t num_counters;
 };
 
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(kCopyThreads) copy_maps(const __grid_constant_
 
 // ---------------------------------------------------------------- launching
 
-// copied: with the copies of maps for what samples apart.
+// copied: d with the copies of maps, for a sampling kernel of its own.
 template <class T>
 cudaError_t launch_all(const TransformerDecoder& d, const DecoderSizes& n, const TransformerDecoder& copied,
                        const FusedBuffers& b, Fused& a, bool cleared, cudaStream_t stream) {
@@ -120,7 +120,7 @@ cudaError_t launch_all(const TransformerDecoder& d, const DecoderSizes& n, const
     launch.all();
     const cudaError_t status = launch.run(true, stream, cleared);
     if (status != cudaErrorCooperativeLaunchTooLarge) return status;
-    cudaGetLastError();  // others have a part of the device for themselves
+    cudaGetLastError();  // something else occupies part of the device
   }
 
   auto save = [&](Launch<T>& launch) { launch.save({kX, kPosition, kQuery}), a.save_points = true; };
@@ -246,7 +246,7 @@ cudaError_t fused_decoder(const TransformerDecoder& d, const DecoderSizes& n, vo
 }  // namespace svexport
 
 #ifdef SVEXPORT_STAGES
-// Clears the clocks (null), or copies them.
+// Clears the clocks if `clocks` is null, else copies them there.
 extern "C" int svexport_stages(void* clocks) {
   if (clocks) return cudaMemcpyFromSymbol(clocks, svexport::fused::stage_clocks, sizeof(svexport::fused::stage_clocks));
   void* p = nullptr;

@@ -1,6 +1,6 @@
-// What the nodes of csrc/tensorrt use of TensorRT, in its names, for a library that is compiled without TensorRT.
+// What the nodes of csrc/tensorrt use of TensorRT, under its names, for a library that is compiled without TensorRT.
 //
-// Types, formats and sizes are plain data here: a dimension is a number, for ONNX Runtime asks when shapes are known.
+// Types, formats and sizes are plain data. Dimensions are numbers, because ONNX Runtime asks when shapes are known.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,7 @@ struct DimsExprs {
   const IDimensionExpr* d[Dims::MAX_DIMS] = {};
 };
 
-// Owns what it makes.
+// Owns the expressions that it makes.
 class IExprBuilder {
  public:
   const IDimensionExpr* constant(int64_t value) {

@@ -17,15 +17,15 @@ struct EinsumNode {
   SVEXPORT_EACH(labels, ranks)
 };
 
-// What a label is to a product of matrices: of both operands and the output, of one operand and the output, or summed.
+// A label's role in a matrix product: in both operands and the output, in one operand and the output, or summed.
 enum Role { kBatch, kRow, kColumn, kSummed, kRoles };
 
-constexpr int64_t kMostMatrices = 16384;  // of one launch, whose grid has an axis of 65535
+constexpr int64_t kMostMatrices = 16384;  // of one launch, whose grid has at most 65535 blocks on an axis
 
 size_t rounded(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
-// Any einsum of two tensors in which no tensor has a label twice, as one product of matrices: operands and result are
-// copied where their memory is in another order.
+// Any einsum of two tensors in which no tensor has a label twice, as one matrix product. Operands and result are copied
+// where their memory is in another order.
 class MatrixProduct {
  public:
   MatrixProduct(const Tensor& a, const EinsumLabels& a_labels, const Tensor& b, const EinsumLabels& b_labels,
@@ -103,7 +103,7 @@ class MatrixProduct {
     return c.data == result.data ? cudaSuccess : permute(c, result, stream);
   }
 
-  bool fits = true;  // in tensors of kMaxRank dimensions
+  bool fits = true;  // whether kMaxRank dimensions are enough
 
  private:
   static int64_t size_of(const Tensor& t, const EinsumLabels& labels, int64_t label) {
@@ -186,7 +186,7 @@ class EinsumPlugin final : public Plugin<EinsumPlugin, EinsumNode> {
   // A sum over nothing is zero.
   static bool empty(const Tensors& t) { return t.in(0).numel() == 0 || t.in(1).numel() == 0; }
 
-  // The labels of an operand or, last, of the output.
+  // The labels of operand i or, for i = 2, of the output.
   EinsumLabels of(int i) const {
     auto first = node.labels.begin();
     for (int j = 0; j < i; ++j) first += node.ranks[j];

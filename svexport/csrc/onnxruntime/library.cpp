@@ -1,9 +1,9 @@
 // The nodes as custom ops of ONNX Runtime on CUDA.
 //
-// An op of the domain svexport.kernels is named after a node and the types of its outputs, "SvGridSample_FLOAT16": ONNX
-// Runtime has no rule by which outputs of several types could follow from a list of inputs. Its outputs are those of the
-// node and one more, the workspace: memory that ONNX Runtime hands out and takes back in the order of the stream, also
-// while it records a CUDA graph. Whatever is wrong becomes a status: nothing is thrown into ONNX Runtime.
+// An op of the domain svexport.kernels is named after a node and the types of its outputs, "SvGridSample_FLOAT16",
+// because ONNX Runtime has no rule by which outputs of several types follow from a list of inputs. Its outputs are the
+// node's and one more, the workspace: memory that ONNX Runtime allocates and frees in the order of the stream, also
+// while it records a CUDA graph. Every error becomes a status: nothing is thrown into ONNX Runtime.
 #include <onnxruntime_c_api.h>
 
 #include <algorithm>
@@ -31,7 +31,7 @@ void check(OrtStatus* status) {
   throw Failure{why};
 }
 
-// Calls f; what it throws is the status.
+// Calls f; an exception becomes the status.
 template <class F>
 OrtStatus* guarded_status(const char* type, F&& f) noexcept {
   std::string why = "unknown exception";
@@ -61,13 +61,13 @@ constexpr Type kTypes[] = {
     {ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32, DataType::kINT32, "INT32"},
     {ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64, DataType::kINT64, "INT64"},
 };
-constexpr int kFloatTypes = 3;  // the first ones, which outputs may have
+constexpr int kFloatTypes = 3;  // the first ones, which are the types that outputs may have
 
-// An attribute: a number by `one`, a list by `many`.
+// The numbers of an attribute: `one` reads a number, `many` a list.
 template <class T, class One, class Many>
 std::vector<T> numbers_of(const OrtKernelInfo* info, const PluginField& field, One one, Many many) {
   size_t size = 1;
-  if (field.length != 1) check(many(info, field.name, nullptr, &size));  // a list has none before it is set
+  if (field.length != 1) check(many(info, field.name, nullptr, &size));  // a list has length 0 before it is set
   std::vector<T> numbers(size);
   if (field.length == 1) {
     check(one(info, field.name, numbers.data()));
@@ -101,7 +101,7 @@ void set_attributes(PluginBase& plugin, const OrtKernelInfo* info) {
   if (const std::string why = plugin.set_fields(&collection); !why.empty()) throw Failure{why};
 }
 
-// One node of a session. Runs of a session on several threads share it: nothing changes after it is made.
+// One node of a session. Threads that run the session share it: nothing changes after construction.
 class Kernel {
  public:
   Kernel(std::unique_ptr<PluginBase> plugin, const OrtKernelInfo* info) : plugin_(std::move(plugin)) {
@@ -177,7 +177,7 @@ class Kernel {
     return present(data);
   }
 
-  // Allocates the outputs, whose descriptions are behind those of the inputs.
+  // Allocates the outputs, whose descriptions follow those of the inputs.
   void set_outputs(OrtKernelContext* context, const std::vector<DataType>& types,
                    std::vector<PluginTensorDesc>& descriptions, Tensors& tensors) const {
     const size_t count = tensors.inputs.size();
@@ -200,7 +200,7 @@ class Kernel {
   std::unique_ptr<PluginBase> plugin_;
 };
 
-// A custom op: a node whose outputs have these types. Never destroyed, for sessions may outlive statics.
+// A custom op: a node whose outputs have these types. Never destroyed, because sessions may outlive statics.
 struct CustomOp : OrtCustomOp {
   CustomOp(Maker maker, std::vector<Type> types) : OrtCustomOp{}, maker_(maker), name_(maker()->type()) {
     for (const Type& type : types) {
@@ -246,7 +246,7 @@ struct CustomOp : OrtCustomOp {
   std::vector<ONNXTensorElementDataType> onnx_;
 };
 
-// Of each node: its outputs all of one type, or those behind the first of another.
+// Adds an op of every node for each choice of output types: one for the first output, one for all others.
 OrtCustomOpDomain* make_domain() {
   OrtCustomOpDomain* domain = nullptr;
   check(api->CreateCustomOpDomain("svexport.kernels", &domain));

@@ -8,7 +8,7 @@
 namespace svexport::plugin {
 namespace {
 
-// Behind the features.
+// Inputs that follow the features.
 enum { kPoints, kLidar2img, kWeights, kOffsets, kOthers };
 
 class CameraSample final : public Plugin<CameraSample, CameraSampleNode> {
@@ -35,12 +35,12 @@ class CameraSample final : public Plugin<CameraSample, CameraSampleNode> {
     return nullptr;
   }
 
-  // What is sampled of int8 features has the type of the weights.
+  // For int8 features, the output has the type of the weights.
   DataType output_type(int, const DataType* inputs) const override {
     return inputs[inputs[0] == DataType::kINT8 ? levels() + kWeights : 0];
   }
 
-  // The features are all of one type and format.
+  // All features have one type and format.
   bool supports(int i, const Descriptions& t) const override {
     if (i < levels()) {
       if (i > 0 && (t[i].type != t[0].type || t[i].format != t[0].format)) return false;

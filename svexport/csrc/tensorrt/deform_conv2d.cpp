@@ -33,7 +33,7 @@ class DeformConv2dPlugin final : public Plugin<DeformConv2dPlugin, DeformConv2dN
     return nullptr;
   }
 
-  // What is read of an int8 input has the type of the weight.
+  // For an int8 input, the output has the type of the weight.
   DataType output_type(int, const DataType* inputs) const override {
     return inputs[inputs[kInput] == DataType::kINT8 ? kWeight : kInput];
   }
@@ -82,7 +82,7 @@ class DeformConv2dPlugin final : public Plugin<DeformConv2dPlugin, DeformConv2dN
   }
 
  private:
-  // Bias or mask, told apart by their ranks: either may be left out.
+  // The bias or the mask, told apart by rank, because either may be left out.
   static Tensor optional(const Tensors& t, int rank) {
     for (int i = kWeight + 1; i < t.count(); ++i) {
       if (t.in(i).data && t.in(i).rank == rank) return t.in(i);

@@ -28,7 +28,7 @@ class GridSample final : public Plugin<GridSample, GridSampleNode> {
     return nullptr;
   }
 
-  // What is sampled of an int8 image has the type of the grid.
+  // For an int8 image, the output has the type of the grid.
   DataType output_type(int, const DataType* inputs) const override {
     return inputs[inputs[kInput] == DataType::kINT8 ? kGrid : kInput];
   }
@@ -65,7 +65,7 @@ class GridSample final : public Plugin<GridSample, GridSampleNode> {
   }
 
  private:
-  // TensorRT's channels-last formats have the channels third from the end: volumes would need others.
+  // TensorRT's channels-last formats have the channels third from the end, which is wrong for volumes.
   static bool is_image(const PluginTensorDesc& tensor) {
     return tensor.dims.nbDims == 4 ? is_strided_float(tensor) : is_linear_float(tensor);
   }

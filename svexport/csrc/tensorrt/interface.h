@@ -1,4 +1,4 @@
-// What IPluginV3 and IPluginV2DynamicExt have in common: both classes derive from this and name the calls their way.
+// What IPluginV3 and IPluginV2DynamicExt share: the classes behind both derive from this one and forward calls to it.
 #pragma once
 
 #include <cstring>
@@ -19,7 +19,7 @@ class Interface {
 
   bool takes(int inputs) const { return inputs >= plugin_->min_inputs() && inputs <= plugin_->max_inputs(); }
 
-  // Remembers how many tensors there are: enqueue, which may not allocate, is not told.
+  // Remembers how many tensors there are, because enqueue is not told and may not allocate.
   bool set_counts(int inputs, int outputs) noexcept {
     return guarded(plugin_->type(), false, [&] {
       if (!takes(inputs) || outputs != plugin_->outputs()) {
@@ -36,7 +36,7 @@ class Interface {
     });
   }
 
-  // Has everything on the device that tensors need of which the first input is of this type.
+  // Loads the weights onto the device, in the type of the first input.
   bool load(DataType first) noexcept {
     return guarded(plugin_->type(), false, [&] {
       const cudaError_t status = plugin_->load_weights(dtype_of(first));
@@ -65,7 +65,7 @@ class Interface {
     return plugin_->supports(i, {tensors, inputs, known ? declared_ : unknown});
   }
 
-  // Scratch for tensors of these descriptions, and for smaller ones.
+  // Bytes of scratch that are enough for tensors of these descriptions and for smaller ones.
   size_t workspace(const std::vector<PluginTensorDesc>& inputs,
                    const std::vector<PluginTensorDesc>& outputs) const noexcept {
     return guarded(plugin_->type(), size_t{0}, [&] {
@@ -74,7 +74,7 @@ class Interface {
     });
   }
 
-  // Those of tensors of these descriptions.
+  // The tactics for tensors of these descriptions.
   Few<int32_t> tactics(const std::vector<PluginTensorDesc>& inputs,
                        const std::vector<PluginTensorDesc>& outputs) const noexcept {
     return guarded(plugin_->type(), Few<int32_t>(), [&] {
@@ -92,7 +92,7 @@ class Interface {
       described_ = false;
       describe(in, out, tensors_);
       if (const char* why = plugin_->wrong_sizes(tensors_)) return fail(why), 1;
-      described_ = true;  // with the padding between members, for it is compared
+      described_ = true;  // copies the padding between members too, because it is compared
       std::memcpy(static_cast<void*>(descriptions_.data()), in, count * sizeof(*in));
       std::memcpy(static_cast<void*>(descriptions_.data() + count), out, tensors_.outputs.size() * sizeof(*out));
     }
@@ -110,7 +110,7 @@ class Interface {
 
   std::unique_ptr<PluginBase> plugin_;
   Tensors tensors_;
-  mutable std::vector<DataType> declared_;  // types of the inputs in the network, told when those of the outputs are asked
+  mutable std::vector<DataType> declared_;  // input types in the network, given when output types are asked for
 
  private:
   static Tensors described(const std::vector<PluginTensorDesc>& inputs, const std::vector<PluginTensorDesc>& outputs) {
@@ -123,7 +123,7 @@ class Interface {
   }
 
   static void describe(const PluginTensorDesc* in, const PluginTensorDesc* out, Tensors& tensors) {
-    // Not null, which would mean absent, and aligned as what TensorRT allocates.
+    // Not null, which would mean absent, and aligned like memory that TensorRT allocates.
     void* const somewhere = reinterpret_cast<void*>(256);
     for (size_t i = 0; i < tensors.inputs.size(); ++i) {
       tensors.inputs[i] = view(in[i], somewhere);
@@ -132,7 +132,7 @@ class Interface {
     for (size_t i = 0; i < tensors.outputs.size(); ++i) tensors.outputs[i] = view(out[i], somewhere);
   }
 
-  // Whether these are the descriptions that tensors_ is made of.
+  // Whether tensors_ was made from these descriptions.
   bool same(const PluginTensorDesc* in, const PluginTensorDesc* out) const {
     const size_t count = tensors_.inputs.size();
     return std::memcmp(descriptions_.data(), in, count * sizeof(*in)) == 0 &&
@@ -143,7 +143,7 @@ class Interface {
   std::vector<PluginTensorDesc> descriptions_;  // of the inputs, then the outputs
 };
 
-// What creators of plugins have in common: the fields of a node without their values, which the parser reads from it.
+// What creators of plugins share: the fields of a node, without values, that the parser should read from it.
 template <class Base>
 class Creator : public Base {
  public:

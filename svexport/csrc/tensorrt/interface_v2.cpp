@@ -110,7 +110,7 @@ class LayerV2 final : public nvinfer1::IPluginV2DynamicExt, private Interface {
     return supports(i, tensors, num_inputs);
   }
 
-  // Before initialize, and again whenever shapes change.
+  // TensorRT calls this before initialize, and again whenever shapes change.
   void configurePlugin(const DynamicPluginTensorDesc* in, int32_t num_inputs, const DynamicPluginTensorDesc*,
                        int32_t num_outputs) noexcept override {
     if (!set_counts(num_inputs, num_outputs)) return;
@@ -142,7 +142,7 @@ class LayerV2 final : public nvinfer1::IPluginV2DynamicExt, private Interface {
     });
   }
 
-  // As they were when it was serialized: a context whose shapes never change may enqueue without configuring.
+  // Restores what was serialized, because a context whose shapes never change may enqueue without configurePlugin.
   bool configured(int32_t inputs, int32_t first) noexcept {
     first_ = first;
     return inputs == 0 || set_counts(inputs, plugin_->outputs());

@@ -57,7 +57,7 @@ class LayerV3 final : public nvinfer1::IPluginV3,
     return supports(i, tensors, num_inputs);
   }
 
-  // Once for each profile and format, of which TensorRT then asks for tactics: those for its optimal sizes.
+  // TensorRT calls this for each profile and format, then asks for tactics: those for the profile's optimal sizes.
   int32_t configurePlugin(const DynamicPluginTensorDesc* in, int32_t num_inputs, const DynamicPluginTensorDesc* out,
                           int32_t num_outputs) noexcept override {
     if (!set_counts(num_inputs, num_outputs)) return 1;

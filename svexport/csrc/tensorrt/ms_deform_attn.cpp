@@ -22,7 +22,7 @@ class MsDeformAttn final : public Plugin<MsDeformAttn, MsDeformAttnNode> {
     return nullptr;
   }
 
-  // What is sampled of an int8 value has the type of the weights.
+  // For an int8 value, the output has the type of the weights.
   DataType output_type(int, const DataType* inputs) const override {
     return inputs[inputs[kValue] == DataType::kINT8 ? kWeights : kValue];
   }

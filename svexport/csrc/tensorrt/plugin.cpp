@@ -10,7 +10,7 @@ namespace {
 
 std::atomic<nvinfer1::ILogger*> found_logger{nullptr};
 
-// The tactic among what plans hold of a plugin. No node has an attribute of that name.
+// The name of the tactic among the fields that plans hold of a plugin. No node has an attribute of that name.
 constexpr char kTactic[] = "tactic";
 
 }  // namespace
@@ -65,7 +65,7 @@ void PluginBase::set_weights(Fields& fields) {
     taken.push_back(*field);
     lengths.push_back(field->length);
   }
-  // Before anything is read: lengths that make no sense may be longer than what is there.
+  // Check lengths before anything is read: wrong ones may be longer than the data.
   if (const char* why = wrong_lengths(lengths)) {
     fields.fail(why);
   } else {
@@ -178,7 +178,7 @@ void* tensorrt_function(const char* name) noexcept {
   void* handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
   if (!handle) return nullptr;
   void* function = dlsym(handle, name);
-  dlclose(handle);  // this reference of several
+  dlclose(handle);  // drops the reference that dlopen added
   return function;
 }
 

@@ -1,4 +1,4 @@
-// What the plugins of all nodes share, whatever the plugin interface of the TensorRT version they are compiled for.
+// What the plugins of all nodes share, whichever plugin interface their TensorRT version has.
 //
 // A node's plugin is a class derived from Plugin<its struct of nodes.h>. It knows about types, formats, shapes and the
 // launchers of csrc/cuda; interface_v3.cpp puts it behind IPluginV3 (TensorRT 10 and later), interface_v2.cpp behind
@@ -49,8 +49,8 @@ class Descriptions {
   }
   int inputs() const { return inputs_; }
 
-  // Whether an input keeps its type of the network. In a network that is not strongly typed that is float32, and
-  // TensorRT would try half too, where coordinates are off by pixels.
+  // Whether an input keeps the type that it has in the network. In a network that is not strongly typed this is
+  // float32, and TensorRT would also try half, in which coordinates are off by pixels.
   bool keeps_type(int i) const { return declared_.empty() || (*this)[i].type == declared_[i]; }
 
  private:
@@ -67,25 +67,25 @@ class Descriptions {
 struct Tensors {
   std::vector<Tensor> inputs;
   std::vector<Tensor> outputs;
-  std::vector<float> scales;  // of the inputs that TensorRT quantized by a dynamic range
+  std::vector<float> scales;  // of inputs that TensorRT quantized by a dynamic range
 
   int count() const { return static_cast<int>(inputs.size()); }
   const Tensor& in(int i) const { return inputs[i]; }
   const Tensor& out(int i) const { return outputs[i]; }
 };
 
-// Fields as somebody gives them, each to be taken once.
+// The fields that are given for a plugin. Each can be taken once.
 class Fields {
  public:
   // The collection must outlive this.
   explicit Fields(const PluginFieldCollection* given);
   bool has(const std::string& name) const { return fields_.count(name) != 0; }
-  // The field of that name, of that type; null, and why, if there is none.
+  // Takes the field of that name, of that type. Returns null, and remembers why, if there is none.
   const PluginField* take(const std::string& name);
   const PluginField* take(const std::string& name, PluginFieldType type);
   void fail(const std::string& why) { why_ = why_.empty() ? why : why_; }
   bool ok() const { return why_.empty(); }
-  // What was wrong first, or that there are fields which nobody has taken; empty if all is well.
+  // The first thing that was wrong, or that a field was not taken; empty if all is well.
   std::string wrong() const;
 
  private:
@@ -93,13 +93,13 @@ class Fields {
   std::string why_;
 };
 
-// No attribute of a node is a longer list: what claims to be is refused before it is read.
+// No node has a longer list as an attribute: a field that claims to be longer is refused before it is read.
 constexpr int kMaxLength = 64;
 
 template <class T>  // int32_t or float
 constexpr PluginFieldType kFieldType = std::is_same_v<T, int32_t> ? PluginFieldType::kINT32 : PluginFieldType::kFLOAT32;
 
-// The attributes one by one. What is wrong with a field, the fields remember.
+// Sets one attribute from its field. `fields` remembers what is wrong with the field.
 template <class T>
 void set(Fields& fields, const char* name, T& value) {
   const PluginField* field = fields.take(name, kFieldType<T>);
@@ -146,30 +146,30 @@ class PluginBase {
 
   virtual std::unique_ptr<PluginBase> clone() const = 0;
 
-  // Fields of the attributes, pointing into them.
+  // The attributes as fields, which point into this plugin.
   virtual std::vector<PluginField> attributes() = 0;
   virtual void set_attributes(Fields& fields) = 0;
-  // Takes all fields that are given. What is wrong with them; empty if nothing is.
+  // Takes all given fields. Returns what is wrong with them; empty if nothing is.
   std::string set_fields(const PluginFieldCollection* given);
 
-  // The names of weights as attributes, in the order of the inputs that they are in place of: those of this node, and all
+  // The names of weights that are attributes, in the order of the inputs that they replace: those of this node, and all
   // that any node of its type may have. Empty: nodes of this type have none.
   virtual std::vector<std::string> weight_names() const { return {}; }
   virtual std::vector<std::string> possible_weight_names() const { return {}; }
   // What is wrong with weights of these lengths; null if nothing is.
   virtual const char* wrong_lengths(const std::vector<int64_t>&) const { return nullptr; }
-  // Has them on the current device in the type of input 0, until release. Nothing to do for a plugin without any.
+  // Loads any weights onto the current device in the type of input 0. release_weights() lets go of them.
   cudaError_t load_weights(DType dtype);
   void release_weights() { on_device_.reset(); }
 
-  // Fields of all that makes this plugin what it is, pointing into it.
+  // All that makes this plugin what it is, as fields that point into it.
   std::vector<PluginField> fields();
 
-  // What is wrong with the attributes; null if they can be computed with.
+  // What is wrong with the attributes; null if nothing is.
   virtual const char* wrong_attributes() const { return nullptr; }
   // Sets the shapes of all outputs; returns what is wrong with the ranks of the inputs, or null.
   virtual const char* shapes(const DimsExprs* inputs, int count, DimsExprs* outputs, IExprBuilder& builder) const = 0;
-  // As far as outputs differ from the first input.
+  // The type of an output; the first input's unless overridden.
   virtual DataType output_type(int, const DataType* inputs) const { return inputs[0]; }
   // Whether the type and format of tensor i are possible, given those of the tensors before it.
   virtual bool supports(int i, const Descriptions& tensors) const = 0;
@@ -179,19 +179,19 @@ class PluginBase {
   virtual size_t workspace(const Tensors&) const { return 0; }
   virtual cudaError_t run(const Tensors& tensors, void* workspace, cudaStream_t stream) const = 0;
 
-  // The tactics for tensors of these sizes, which TensorRT 10 and later times: none where there is no choice.
+  // The tactics for tensors of these sizes, which TensorRT 10 and later times; none if there is no choice.
   virtual Few<int32_t> tactics(const Tensors&) const { return {}; }
-  // One of them; 0: the planner's choice, as it is where sizes at run time do not allow the one of the plan.
+  // Sets one of them; 0: the planner's choice, also taken where run-time sizes do not allow the plan's tactic.
   void set_tactic(int32_t tactic) { tactic_ = tactic; }
 
  protected:
   int32_t tactic_ = 0;
-  std::shared_ptr<const Weights> weights_;              // null: they are inputs
-  std::shared_ptr<const Weights::OnDevice> on_device_;  // null: not there
-  std::vector<Tensor> weight_views_;                    // (out, in) and then (out), of each pair
+  std::shared_ptr<const Weights> weights_;              // null: weights are inputs
+  std::shared_ptr<const Weights::OnDevice> on_device_;  // null: not loaded
+  std::vector<Tensor> weight_views_;                    // (out, in), then (out), of each pair
 
  private:
-  // Takes all of weight_names, or none if they are inputs.
+  // Takes all of weight_names(), or none if the weights are inputs.
   void set_weights(Fields& fields);
   void view_weights(DType dtype);
 };
@@ -200,7 +200,7 @@ template <class Derived, class Node>
 class Plugin : public PluginBase {
  public:
   const char* type() const override { return Node::kNode.type; }
-  // Nodes with lists of tensors have their own idea of how many there are.
+  // Nodes with lists of tensors override min_inputs() and max_inputs().
   int min_inputs() const override { return Node::kNode.tensors; }
   int max_inputs() const override { return Node::kNode.tensors + Node::kNode.optional; }
   int outputs() const override { return Node::kNode.outputs; }
@@ -237,7 +237,7 @@ constexpr Maker kMakers[] = {
 #undef SVEXPORT_MAKER
 };
 
-// A plugin with these attributes; null, and the reason logged, if they are not the node's. Throws nothing.
+// Makes a plugin with these attributes. Null, and the reason logged, if they are not the node's. Throws nothing.
 std::unique_ptr<PluginBase> make(Maker maker, const PluginFieldCollection* fields) noexcept;
 
 // Types and formats
@@ -263,36 +263,36 @@ inline bool is_linear(const PluginTensorDesc& tensor) { return tensor.format == 
 // Floating point in row-major order.
 inline bool is_linear_float(const PluginTensorDesc& tensor) { return is_linear(tensor) && is_float(tensor.type); }
 
-// The same in the type of `other`.
+// Floating point in row-major order, in the type of `other`.
 inline bool is_linear_like(const PluginTensorDesc& tensor, const PluginTensorDesc& other) {
   return is_linear_float(tensor) && tensor.type == other.type;
 }
 
-// The same in float32, in the type of `other`, or in the type that input has in the network.
+// Floating point in row-major order: float32, the type of `other`, or the type that the input has in the network.
 inline bool is_linear_beside(const Descriptions& tensors, int i, const PluginTensorDesc& other) {
   const DataType type = tensors[i].type;
   return is_linear_float(tensors[i]) && (type == DataType::kFLOAT || type == other.type || tensors.keeps_type(i));
 }
 
-// Coordinates, which keep the precision that the network gives them.
+// Coordinates: they keep the precision that the network gives them.
 inline bool is_coordinates(const Descriptions& tensors, int i) {
   return is_linear_float(tensors[i]) && tensors.keeps_type(i);
 }
 
-// Floating point that launchers read by strides: row-major, or channels-last, which TensorRT has in half with the
-// channels padded to a multiple of 8, and in float32 without padding.
+// Floating point that launchers read by strides: row-major or channels-last. TensorRT's channels-last pads the channels
+// to a multiple of 8 in half, and does not pad float32.
 inline bool is_strided_float(const PluginTensorDesc& tensor) {
   return is_linear_float(tensor) || (tensor.format == TensorFormat::kHWC8 && is_half(tensor.type)) ||
          (tensor.format == TensorFormat::kHWC && tensor.type == DataType::kFLOAT);
 }
 
-// Without padding, which launchers do not write.
+// Whether there is no padding, which launchers do not write.
 inline bool is_unpadded(const PluginTensorDesc& tensor) {
   return tensor.format != TensorFormat::kHWC8 || tensor.dims.d[tensor.dims.nbDims - 3] % 8 == 0;
 }
 
-// int8 as it is in the network, worth `scale` a step; or as TensorRT quantized it by a dynamic range, whose scale comes
-// with the tensor, and then the node should have none.
+// int8 either as it is in the network, where a step is worth `scale`, or as TensorRT quantized it by a dynamic range.
+// In that case the scale comes with the tensor, and the node should have none.
 inline bool is_int8(const Descriptions& tensors, int i, float scale) {
   return tensors[i].type == DataType::kINT8 && (tensors.keeps_type(i) || scale == 1);
 }
@@ -302,7 +302,7 @@ inline bool has_int8_format(const PluginTensorDesc& tensor) {
   return is_linear(tensor) || tensor.format == TensorFormat::kCHW4 || tensor.format == TensorFormat::kCHW32;
 }
 
-// What one step of an int8 input is worth; 1 of any other.
+// What one step of an int8 input is worth; 1 for other types.
 inline float scale_of(const Tensors& tensors, int i, float scale) {
   if (tensors.in(i).dtype != DType::kInt8) return 1;
   return scale == 1 && tensors.scales[i] > 0 ? tensors.scales[i] : scale;
@@ -310,12 +310,12 @@ inline float scale_of(const Tensors& tensors, int i, float scale) {
 
 DType dtype_of(DataType type);
 
-// A view of what lies at `data` in the layout that the description tells. The formats in vectors of channels become a
-// tensor of one dimension more: (..., C, H, W) in CHW32 is (..., ceil(C/32), H, W, 32).
+// A view of `data` in the layout of the description. A format with vectors of channels becomes a tensor with one more
+// dimension: (..., C, H, W) in CHW32 is (..., ceil(C/32), H, W, 32).
 Tensor view(const PluginTensorDesc& description, void* data);
 
-// Scratch in which launchers that sample an image copy it, if it is row-major and points are many. What they ask for may
-// be more for a smaller image than for a larger one, so this is a bound that grows with every size.
+// Bytes of scratch into which sampling launchers copy an image that is row-major, if points are many. A launcher may
+// ask for more for a smaller image than for a larger one, so this is a bound that grows with every size.
 inline size_t bound_of_copy(const Tensor& image, const Tensor& grid) {
   if (image.rank != 4 || image.strides[3] != 1) return 0;
   const int64_t points = grid.sizes[1] * grid.sizes[2], pixels = image.sizes[2] * image.sizes[3];
@@ -323,7 +323,7 @@ inline size_t bound_of_copy(const Tensor& image, const Tensor& grid) {
   return image.sizes[0] * (copied * image.sizes[1] * image.item_size() + points + 16);
 }
 
-// What to give to a launcher that asks for so many bytes: null where it has to do without.
+// The scratch of a launcher that asks for `bytes`: null beyond the bound, where it has to do without.
 inline void* for_copy(void* workspace, size_t bytes, const Tensor& image, const Tensor& grid) {
   return bytes <= bound_of_copy(image, grid) ? workspace : nullptr;
 }
@@ -343,7 +343,7 @@ inline void set_dims(DimsExprs& shape, std::initializer_list<const IDimensionExp
 void log_error(const char* type, const std::string& message) noexcept;
 void set_logger(nvinfer1::ILogger* logger) noexcept;
 
-// A function that the TensorRT library loaded in this process exports; null if none is, or it has none of that name.
+// A function exported by the TensorRT library that this process has loaded; null if there is no such function.
 void* tensorrt_function(const char* name) noexcept;
 
 // Calls f; what it throws is logged and becomes `otherwise`.

@@ -8,7 +8,7 @@
 namespace svexport::plugin {
 namespace {
 
-// Before the features; behind them lidar2img and the weights.
+// Inputs up to the features; lidar2img and the weights follow.
 enum { kQuery, kQueryPos, kPoints, kFeatures };
 enum { kClasses, kBoxes, kUpdatedPoints };
 
@@ -109,11 +109,11 @@ class TransformerDecoderPlugin final : public Plugin<TransformerDecoderPlugin, T
   }
 
  private:
-  // The most weights of a layer, and the most layers that may have them as attributes.
+  // Most weights of a layer, and most layers that may have theirs as attributes.
   static constexpr int kMaxLayerWeights = sizeof(TransformerDecoderNode::kLayerWeights) / sizeof(const char*);
   static constexpr int kMaxLayersHeld = 12;
   static constexpr int kLastWeights = sizeof(TransformerDecoderNode::kLastWeights) / sizeof(const char*);
-  // Biases of a layer that tell the sizes of the other weights.
+  // Biases of a layer whose lengths give the sizes of the other weights.
   static constexpr int kChannels = 3, kLogits = 7, kHidden = 21, kNumbers = 31;
 
   struct Arguments {
@@ -137,7 +137,7 @@ class TransformerDecoderPlugin final : public Plugin<TransformerDecoderPlugin, T
   int layer_weights() const { return kMaxLayerWeights - (node.learned_offsets ? 0 : 2); }
   int num_weights() const { return node.num_layers * layer_weights() + kLastWeights; }
   int num_inputs() const { return first_weight() + (weights_ ? 0 : num_weights()); }
-  // Of the last layer.
+  // The index of the last layer's bias of the box code.
   int code() const { return (node.num_layers - 1) * layer_weights() + kNumbers; }
 
   static std::vector<std::string> names(int layers, int of_layer) {

@@ -14,11 +14,11 @@
 
 namespace svexport::plugin {
 
-// Kept in host memory, as the engine holds them, and copied to a device in the type that is computed in. The clones of a
-// plugin share one of these, and what it has on a device.
+// Kept in host memory, as the engine holds them, and copied to a device in the type of the computation. The clones of a
+// plugin share one of these, with its copies on devices.
 class Weights {
  public:
-  // Copies fields, each of a type that is_weight and of its length.
+  // Copies the fields. Each is of a type that is_weight(), and its data has its length.
   explicit Weights(const std::vector<nvinfer1::PluginField>& fields);
   Weights(const Weights&) = delete;
 
@@ -26,10 +26,10 @@ class Weights {
 
   int count() const { return static_cast<int>(all_.size()); }
   int64_t length(int i) const { return all_[i].length; }
-  // Pointing into it.
+  // Appends fields that point into this object.
   void append_fields(std::vector<nvinfer1::PluginField>& fields) const;
 
-  // On one device, one after the other, each aligned to 256 bytes.
+  // The weights on one device, one after the other, each aligned to 256 bytes.
   class OnDevice {
    public:
     explicit OnDevice(std::vector<size_t> offsets) : offsets_(std::move(offsets)) {}
@@ -43,7 +43,7 @@ class Weights {
     void* memory_ = nullptr;
   };
 
-  // On the current device in this type, for as long as somebody holds the pointer. Allocates and waits where nobody does.
+  // The weights on the current device in this type, as long as the pointer is held. Allocates and waits if none is.
   cudaError_t on_device(DType dtype, std::shared_ptr<const OnDevice>& result) const;
 
  private:
@@ -59,7 +59,7 @@ class Weights {
   mutable std::map<std::pair<int, DType>, std::weak_ptr<const OnDevice>> on_devices_;
 };
 
-// Bytes of one number in a field; 0 for types that no attribute and no weight has.
+// Bytes of one number in a field; 0 for types that neither attributes nor weights have.
 size_t size_of(nvinfer1::PluginFieldType type);
 
 }  // namespace svexport::plugin

@@ -18,10 +18,10 @@ namespace svexport {
 
 struct Accumulator {
   at::Tensor sums;
-  at::Tensor scale;  // undefined: sums are float32
+  at::Tensor scale;  // undefined if sums are float32
 
-  // For sums of at most `count` terms, none larger than the product of the largest numbers of `factors`. Where those
-  // are not finite, neither are the results.
+  // For sums of at most `count` terms, none larger than the product of the largest magnitudes of all `factors`. Where
+  // these are not finite, the results are not finite either.
   Accumulator(at::IntArrayRef sizes, const at::Tensor& like, at::TensorList factors, double count) {
     const auto options = like.options().memory_format(at::MemoryFormat::Contiguous);
     if (!at::globalContext().deterministicAlgorithms()) {
@@ -36,7 +36,7 @@ struct Accumulator {
     scale = at::exp2(at::floor(scale).clamp_max(100));
   }
 
-  // The results are not finite either if these terms, which the factors only bound, are not.
+  // Makes the results not finite if these terms, which the factors only bound, are not finite.
   void check(const at::Tensor& terms) {
     if (scale.defined()) scale += largest(terms) * 0;
   }

@@ -1,5 +1,5 @@
-// Autograd of all operators on CUDA tensors. `_autograd` of ops/_op.py does the same for other devices in Python, where a
-// call that is recorded takes the CPU two to three times as long, and what is left to it here.
+// Autograd of all operators on CUDA tensors. `_autograd` of ops/_op.py does the same in Python, for other devices and
+// for calls that this file leaves to it; there, a call that is recorded takes the CPU two to three times as long.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
@@ -19,7 +19,7 @@ namespace {
 using torch::autograd::variable_list;
 using torch::jit::Stack;
 
-// The tensors among arguments, those of lists too, one after another, without those that are absent.
+// The tensors among the arguments, those of lists included, in order and without absent ones.
 template <class Arguments>
 variable_list tensors_of(const Arguments& arguments) {
   variable_list tensors;
@@ -38,7 +38,7 @@ bool records(const variable_list& tensors) {
          std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) { return tensor.requires_grad(); });
 }
 
-// By torch.func or forward-mode differentiation, which go their own way through the reference.
+// Whether torch.func or forward-mode differentiation transforms the call: these go through the reference.
 bool transformed(const variable_list& tensors) {
   const auto included = c10::impl::tls_local_dispatch_key_set().included_;
   if (included.has(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) ||
@@ -51,7 +51,7 @@ bool transformed(const variable_list& tensors) {
   return false;
 }
 
-// The Python kernel, which torch keeps under the key of a device that nobody has.
+// Calls the Python kernel, which torch keeps under the key of a device that nobody has.
 void call_python(const c10::OperatorHandle& op, Stack* stack) {
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::AutogradPrivateUse3), stack);
 }
@@ -64,7 +64,7 @@ void call_below(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* 
 struct Recorded : torch::autograd::Function<Recorded> {
   static variable_list forward(torch::autograd::AutogradContext* context, const c10::OperatorHandle* op,
                                c10::DispatchKeySet keys, Stack* stack, at::TensorList tensors) {
-    c10::impl::GenericList kept(c10::AnyType::get());  // the arguments, but of tensors how many
+    c10::impl::GenericList kept(c10::AnyType::get());  // the arguments, with the number of tensors in place of tensors
     for (const c10::IValue& argument : torch::jit::last(*stack, op->schema().arguments().size())) {
       if (argument.isTensorList()) {
         kept.push_back(static_cast<int64_t>(argument.toTensorList().size()));
@@ -90,7 +90,7 @@ struct Recorded : torch::autograd::Function<Recorded> {
     const auto kept = context->saved_data["arguments"].toList();
     Stack stack{c10::IValue(grads)};
     auto next = tensors.begin();
-    for (size_t i = 0; i < kept.size(); ++i) {  // behind the gradients
+    for (size_t i = 0; i < kept.size(); ++i) {  // the arguments follow the gradients
       const auto& type = *op.schema().arguments()[i + 1].type();
       const c10::IValue argument = kept.get(i);
       if (type.isSubtypeOf(*c10::ListType::ofTensors())) {
@@ -113,7 +113,7 @@ struct Recorded : torch::autograd::Function<Recorded> {
 
     const auto found = stack.front().toTensorVector();
     auto gradient = found.begin();
-    variable_list results(3);  // op, keys and stack have none
+    variable_list results(3);  // op, keys and stack have no gradients
     for (const bool needs : needs_grad) results.push_back(needs ? *gradient++ : at::Tensor());
     return results;
   }

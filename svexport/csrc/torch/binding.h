@@ -19,7 +19,7 @@
 
 namespace svexport {
 
-// That which kernels know it by, if they do.
+// The kernels' DType of a torch type, if they have it.
 inline std::optional<DType> dtype_of(at::ScalarType type) {
   switch (type) {
     case at::kFloat: return DType::kFloat32;
@@ -55,7 +55,7 @@ inline Tensor view(const std::optional<at::Tensor>& tensor) {
 
 inline cudaStream_t stream() { return c10::cuda::getCurrentCUDAStream().stream(); }
 
-// Contiguous, of the type and on the device of `like`.
+// A contiguous tensor of the type and on the device of `like`.
 inline at::Tensor fresh(at::IntArrayRef sizes, const at::Tensor& like) {
   return at::empty(sizes, like.options().memory_format(at::MemoryFormat::Contiguous));
 }
@@ -65,7 +65,7 @@ inline at::Tensor workspace(size_t bytes, const at::Tensor& like) {
   return at::empty({static_cast<int64_t>(bytes)}, like.options().dtype(at::kByte).memory_format(at::MemoryFormat::Contiguous));
 }
 
-// A fresh tensor for each argument whose gradient is needed; the others undefined.
+// A fresh tensor for each argument whose gradient is needed; undefined tensors for the others.
 struct Gradients {
   std::vector<at::Tensor> all;
 
@@ -84,14 +84,14 @@ struct Gradients {
   }
 };
 
-// Whether the launcher did it; false if it has no kernel for these arguments. Any other failure is an error.
+// Whether the launcher ran; false if it has no kernel for these arguments. Any other failure is an error.
 inline bool done(cudaError_t status) {
   if (status == cudaErrorNotSupported) return false;
   TORCH_CHECK(status == cudaSuccess, "svexport: CUDA kernel launch failed: ", cudaGetErrorString(status));
   return true;
 }
 
-// The result of an operator that a launcher writes; nothing where it has no kernel for the arguments.
+// The result that a launcher has written; nothing if it has no kernel for the arguments.
 template <class Result>
 std::optional<Result> if_done(cudaError_t status, Result result) {
   return done(status) ? std::optional(std::move(result)) : std::nullopt;
@@ -100,7 +100,7 @@ std::optional<Result> if_done(cudaError_t status, Result result) {
 // The gradients of the arguments that need one, in order.
 using Wanted = std::optional<std::vector<at::Tensor>>;
 
-// Calls f with each tensor that is there among arguments of an operator.
+// Calls f with each defined tensor of an operator's argument.
 template <class F, class Argument>
 void each_tensor(F&& f, const Argument& argument) {
   if constexpr (std::is_same_v<Argument, at::TensorList>) {
@@ -112,8 +112,8 @@ void each_tensor(F&& f, const Argument& argument) {
   }
 }
 
-// An operator on CUDA tensors: `kernel`, or where that returns nothing the pure-torch definition, the Python kernel that
-// torch keeps under the CPU key. That has tensors of several devices, or of types that no kernel reads, at once.
+// An operator on CUDA tensors: `kernel` or, if it returns nothing, the pure-torch definition, the Python kernel that
+// torch keeps under the CPU key. Tensors of several devices, or of types that no kernel reads, go there at once.
 template <class Result, class... Arguments>
 struct Operator {
   std::string name;
@@ -139,8 +139,8 @@ void implement(torch::Library& library, const std::string& name, std::optional<R
   library.impl(name.c_str(), Operator<Result, Arguments...>{"svexport::" + name, kernel});
 }
 
-// Which tactic the calls of an op take, as svexport::_force_tactic said, for tests and for timing tactics one by one; 0:
-// the planner's choice.
+// The tactic that calls of an op take, as set by svexport::_force_tactic for tests and for timing tactics one by one;
+// 0: the planner's choice.
 int32_t forced_tactic(const char* op);
 
 }  // namespace svexport

@@ -61,13 +61,13 @@ Wanted camera_sample_backward_torch(at::TensorList grads, at::TensorList feature
                                    at::globalContext().deterministicAlgorithms(), scratch.data_ptr(), stream()))) {
     return {};
   }
-  if (gradients.offsets.data && results.back().sizes() != offsets.sizes()) {  // they broadcast
+  if (gradients.offsets.data && results.back().sizes() != offsets.sizes()) {  // the offsets were broadcast
     results.back() = at::sum_to(results.back(), offsets.sizes()).contiguous();
   }
   return results;
 }
 
-// What the launcher does and the op has no schema for: pooled levels, and int8 in TensorRT's formats. For tests.
+// For tests: what the launcher can do but the op has no schema for, pooled levels and int8 in TensorRT's formats.
 void camera_sample_levels(at::TensorList maps, at::ArrayRef<double> scales, const c10::List<bool>& pool,
                           const at::Tensor& reference_points, const at::Tensor& lidar2img, const at::Tensor& weights,
                           const at::Tensor& offsets, at::IntArrayRef image_size, at::ArrayRef<double> pc_range,

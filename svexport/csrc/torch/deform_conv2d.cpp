@@ -16,22 +16,21 @@ namespace {
 
 int64_t bytes(const at::Tensor& t) { return static_cast<int64_t>(t.nbytes()); }
 
-// Of `copy`, which may be the original.
+// Bytes of `copy`; 0 if it is the original.
 int64_t bytes_beside(const at::Tensor& original, const at::Tensor& copy) {
   return copy.is_alias_of(original) ? 0 : bytes(copy);
 }
 
-// The output pixels of a piece, of (images*groups, channels, oH*oW).
+// What x (images*groups, channels, oH*oW) has for the output pixels of a piece.
 at::Tensor part_of(const at::Tensor& x, const deform::Piece& piece, int64_t groups, int64_t width) {
   return x.narrow(0, piece.first * groups, piece.images * groups).narrow(2, piece.row * width, piece.rows * width);
 }
 
-// Whether the kernels can count the pixels of an image and all output pixels.
+// Whether the pixels of an image and all output pixels fit the kernels' counters.
 bool countable(const at::Tensor& input, const at::Tensor& offset) {
   return input.size(2) * input.size(3) <= INT32_MAX && offset.size(0) * offset.size(2) * offset.size(3) < 1 << 30;
 }
 
-// Of the tensors beside the input.
 bool floats(at::TensorList tensors) {
   return std::all_of(tensors.begin(), tensors.end(), [](const at::Tensor& t) { return t.is_floating_point(); });
 }
@@ -65,7 +64,7 @@ at::Tensor empty(const Tensor& like, const at::TensorOptions& options) {
   return at::empty(at::IntArrayRef(like.sizes, like.rank), options.memory_format(at::MemoryFormat::Contiguous));
 }
 
-// Packed, which x itself may be: (N, H, W, packed C).
+// x packed, (N, H, W, packed C): a view if x is packed already, else a copy.
 at::Tensor pack(const at::Tensor& x, const DeformConv2d& conv) {
   Tensor y;
   if (is_packed(view(x), conv, &y)) return x.as_strided(at::IntArrayRef(y.sizes, y.rank), at::IntArrayRef(y.strides, y.rank));
@@ -80,8 +79,8 @@ at::Tensor unpack(const at::Tensor& y, const at::Tensor& like, const DeformConv2
   return x;
 }
 
-// The launcher's way with cuBLAS' product, which is faster where packing is worth it, but knows neither groups nor biases
-// of another type, and has no better one of float32.
+// Does what the launcher does, but by cuBLAS' product. That is faster where packing is worth it, but knows neither
+// groups nor biases of another type, and is no better for float32.
 at::Tensor by_cublas(const at::Tensor& input, const at::Tensor& offset, const at::Tensor& weight,
                      const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& mask,
                      const DeformConv2d& conv) {
@@ -107,7 +106,7 @@ at::Tensor by_cublas(const at::Tensor& input, const at::Tensor& offset, const at
   return output;
 }
 
-// The input may also be int8 in CHW32 or CHW4, (N, ceil(C/V), H, W, V), which the op has no schema for: tests do so.
+// For tests, the input may also be int8 in CHW32 or CHW4, (N, ceil(C/V), H, W, V): the op has no schema for that.
 std::optional<at::Tensor> deform_conv2d_torch(const at::Tensor& input, const at::Tensor& offset,
                                               const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                                               const std::optional<at::Tensor>& mask, at::IntArrayRef stride,
@@ -132,8 +131,8 @@ std::optional<at::Tensor> deform_conv2d_torch(const at::Tensor& input, const at:
                  output);
 }
 
-// c = a b, of batches of matrices, those of a or b in turn where they are fewer, or c += a b; c may be transposed. The kernel
-// is faster for float32, cuBLAS for the other types and for matrices of a few rows.
+// c = a b, or c += a b, for batches of matrices; where a or b has fewer, these are used in turn. c may be transposed.
+// The kernel is faster for float32, cuBLAS for other types and for matrices of a few rows.
 void product(at::Tensor c, const at::Tensor& a, const at::Tensor& b, bool add = false) {
   if (!c.is_contiguous()) return product(c.transpose(1, 2), b.transpose(1, 2), a.transpose(1, 2), add);
   if (c.scalar_type() == at::kFloat && a.size(1) >= 8 && a.size(2) >= 8 && b.size(2) >= 8) {
@@ -181,7 +180,7 @@ Wanted deform_conv2d_backward_torch(at::TensorList grads, const at::Tensor& inpu
   }
   at::Tensor grad_kernels;
 
-  // What is there beside columns and results: copies, wider sums, what a piece adds to the weight's gradient.
+  // Memory beside columns and results: copies, wider sums, what a piece adds to the weight's gradient.
   const bool wide = input.scalar_type() == at::kFloat;
   const int64_t terms = wide ? matmul_partials(view(grad_planes), view(kernels)) : 2 * bytes(kernels);
   const int64_t beside = bytes_beside(input, image) + bytes_beside(weight, kernels) +

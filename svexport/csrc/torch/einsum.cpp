@@ -9,8 +9,8 @@
 namespace svexport {
 namespace {
 
-// The sum of products of a and b, of a given shape; undefined if there is no kernel for it. after_product: as
-// einsum_product() has it.
+// The sum of products of a and b, of the given shape; undefined if no kernel can compute it. after_product: as in
+// einsum_product().
 at::Tensor product(const at::Tensor& a, const EinsumLabels& a_labels, const at::Tensor& b, const EinsumLabels& b_labels,
                    const EinsumLabels& labels, at::IntArrayRef shape, bool& after_product) {
   const bool early = std::exchange(after_product, false);
@@ -60,7 +60,7 @@ Wanted einsum_backward_torch(at::TensorList grads, at::TensorList operands, at::
                              at::IntArrayRef ranks, c10::List<bool> needs_grad) {
   const auto terms = Terms::of(operands, labels, ranks);
   if (!terms) return {};
-  // One that is expanded, such as that of a sum, would have no rows side by side.
+  // An expanded gradient, such as that of a sum, has no contiguous rows.
   const auto grad = grads[0].is_non_overlapping_and_dense() ? grads[0] : grads[0].contiguous();
   const EinsumLabels* const of[] = {&terms->a, &terms->b};
   std::vector<at::Tensor> results;

@@ -7,7 +7,7 @@
 namespace svexport {
 namespace {
 
-// (N, C, ...) with the dimensions after C as if they were one, which the kernels can read.
+// (N, C, ...), t or a copy, whose dimensions after C can be read as if they were one, as the kernels do.
 at::Tensor evenly_spaced(const at::Tensor& t) {
   int64_t stride = 0, expected = -1;
   for (int64_t i = t.dim() - 1; i >= 2; --i) {
@@ -69,7 +69,7 @@ Wanted bilinear_sample_backward_torch(at::TensorList grads, const at::Tensor& im
   return sampling_gradients("bilinear_sample_backward", grads[0], image, grid, kBilinear, kPixels, true, needs_grad);
 }
 
-// What the launcher does and the op has no schema for: int8 in TensorRT's formats, to any float type. For tests.
+// For tests: what the launcher can do but the op has no schema for, int8 in TensorRT's formats to any float type.
 void grid_sample_int8(const at::Tensor& input, const at::Tensor& grid, int64_t mode, int64_t padding,
                       bool align_corners, double scale, const at::Tensor& output) {
   const c10::cuda::CUDAGuard guard(output.device());

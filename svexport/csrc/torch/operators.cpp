@@ -1,5 +1,5 @@
-// All operators in one unit: to read torch's headers takes a compiler ten times as long as what one of these files has.
-// Each can be compiled by itself, too.
+// All operators in one translation unit: reading torch's headers takes a compiler ten times as long as compiling one of
+// these files. Each can be compiled by itself, too.
 #include "add_bias_residual_layer_norm.cpp"
 #include "camera_sample.cpp"
 #include "deform_conv2d.cpp"

@@ -5,7 +5,7 @@
 namespace svexport {
 namespace {
 
-// Whether there is one scale, or one per index of the axis.
+// Whether scales are absent, one number, or one number per index of the axis.
 bool fits_scales(const at::Tensor& x, const std::optional<at::Tensor>& scales, int64_t axis) {
   if (!scales) return true;
   const bool one = scales->numel() == 1 && scales->dim() <= 1;
@@ -27,7 +27,7 @@ std::optional<at::Tensor> quantize_torch(const at::Tensor& x, double scale, cons
                  output);
 }
 
-// By its number in ONNX.
+// The torch type of a type's number in ONNX.
 std::optional<at::ScalarType> result_type(int64_t number) {
   switch (number) {
     case 1: return at::kFloat;

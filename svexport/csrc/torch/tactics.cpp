@@ -20,7 +20,7 @@ std::map<std::string, int32_t>& forced() {
   return *all;
 }
 
-// Of this process, for gradients are computed by other threads.
+// For the whole process, because other threads compute gradients.
 void force(const std::string& op, int64_t tactic) {
   const std::lock_guard<std::mutex> lock(mutex);
   forced()[op] = static_cast<int32_t>(tactic);
@@ -39,14 +39,14 @@ void note(const char* op, const int64_t* numbers, int count) {
   asked().push_back(std::move(line));
 }
 
-// The problems that tactics were chosen for since this was last called to watch them: an op and its numbers each.
+// Turns watching on or off. Returns the problems that tactics were chosen for since the last call: op and numbers.
 std::vector<std::string> watch_problems(bool on) {
   watcher = on ? &note : nullptr;
   const std::lock_guard<std::mutex> lock(mutex);
   return std::exchange(asked(), {});
 }
 
-// For the current device, beside those that are known: lines of an op, the numbers of a problem, and the tactic.
+// Adds winners for the current device. Each line has an op, the numbers of a problem, and the tactic.
 void add_winners(const std::vector<std::string>& lines) {
   const std::lock_guard<std::mutex> lock(mutex);
   const Winners* known = winners;

@@ -13,7 +13,7 @@ std::optional<at::Tensor> to_chw32_torch(const at::Tensor& x, bool pool) {
 }
 
 Wanted to_chw32_backward(at::TensorList grads, const at::Tensor& x, bool pool, c10::List<bool> needs_grad) {
-  if (pool || x.dim() != 4 || !needs_grad.get(0)) return {};  // of the largest pixels torch's own
+  if (pool || x.dim() != 4 || !needs_grad.get(0)) return {};  // the gradient of pooling is torch's own
   const auto gradient = fresh(x);
   return if_done(from_chw32(view(grads[0]), view(gradient), stream()), std::vector{gradient});
 }

@@ -9,7 +9,7 @@ namespace {
 using namespace norm;
 
 // A warp (blockDim.y of them) or the whole block does one row after another, kColumns a thread. A thread keeps the same
-// columns all the time, so that it can sum up the gradients of the vectors.
+// columns throughout, so that it can sum up the gradients of the vectors.
 template <class T, int N, bool kBlock, bool kShifted>
 __global__ void __launch_bounds__(kBlock ? kRowThreads : kWarp * kWarps)
     backward_rows(const __grid_constant__ Backward a) {
@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kBlock ? kRowThreads : kWarp * kWarps)
   uint32_t inside[K];
   float sums[3][K][N] = {}, bias[K][N], weight[K][N];  // sums: for weight, norm_bias and bias
   UNROLL for (int k = 0; k < K; ++k) inside[k] = kShifted ? columns_inside<N>(column(k), a.d) : ~0u;
-  // Where registers do, a row is on its way while the one before is summed up.
+  // Where registers suffice, the next row is loaded while the current one is summed up.
   constexpr bool kAhead = sizeof(T) == 2 && N * sizeof(T) == 16;
   Loaded<T, N> loaded[K];
   Vec<T, N> loaded_dy[K], loaded_ds[K];
@@ -52,14 +52,14 @@ __global__ void __launch_bounds__(kBlock ? kRowThreads : kWarp * kWarps)
   for (; row < a.rows.walk.count; row += step) {
     if (!kAhead) fetch(row);
     const int end = kShifted ? readable<N>(row, a.rows.walk.count, a.d) : INT32_MAX;
-    if (kShifted && end != INT32_MAX) {  // here and not in fetch(), where it would wait for what was loaded
+    if (kShifted && end != INT32_MAX) {  // in fetch() this would wait for the loads
       UNROLL for (int k = 0; k < K; ++k) {
         if (column(k) < a.d && column(k) + N > end) loaded[k] = ends, loaded_dy[k] = ends[3], loaded_ds[k] = ends[4];
       }
     }
-    float v[K][N];  // s and then s - mean
+    float v[K][N];  // s, then s - mean
     Vec<T, N> dy[K], ds[K];
-    Sums<2> sum{};  // of s, of the gradient of y times the weight
+    Sums<2> sum{};  // of s; of the gradient of y times the weight
     UNROLL for (int k = 0; k < K; ++k) {
       loaded[k].sum(bias[k], a.rows.data[2], v[k]);
       dy[k] = loaded_dy[k];
@@ -72,9 +72,9 @@ __global__ void __launch_bounds__(kBlock ? kRowThreads : kWarp * kWarps)
     if (kAhead) fetch(row + step);
     sum = row_sum<kBlock>(sum, scratch);
     const float mean = sum.at[0] * part, mean_g = sum.at[1] * part;
-    Sums<3> rest{};  // of v = s - mean, its square, v * g * weight
+    Sums<3> rest{};  // of v = s - mean; of its square; of v * g * weight
     UNROLL for (int k = 0; k < K; ++k) {
-      const float less = column(k) < a.d ? mean : 0;  // v stays 0 where no column is
+      const float less = column(k) < a.d ? mean : 0;  // v stays 0 outside the row
       UNROLL for (int j = 0; j < N; ++j) {
         v[k][j] = inside[k] >> j & 1 ? v[k][j] - less : 0;
         rest += {v[k][j], v[k][j] * v[k][j], v[k][j] * __fmul_rn(to_float(dy[k].at[j]), weight[k][j])};
@@ -82,13 +82,13 @@ __global__ void __launch_bounds__(kBlock ? kRowThreads : kWarp * kWarps)
     }
     rest = row_sum<kBlock>(rest, scratch_rest);
     const Moments moments({rest.at[0], rest.at[1]}, part, a.eps);
-    const float mean_gn = (rest.at[2] * part - moments.shift * mean_g) * moments.scale;  // n: v, normal
+    const float mean_gn = (rest.at[2] * part - moments.shift * mean_g) * moments.scale;  // n: v, normalized
     UNROLL for (int k = 0; k < K; ++k) {
       UNROLL for (int j = 0; j < N; ++j) {
         const float normal = moments.normal(v[k][j]), g = to_float(dy[k].at[j]);
         sums[0][k][j] += g * normal;
         sums[1][k][j] += g;
-        // The product rounded, as it was in the mean: of a single column nothing may be left.
+        // Round the product as in the mean: with a single column, the difference must be 0.
         v[k][j] = (__fmul_rn(g, weight[k][j]) - mean_g - normal * mean_gn) * moments.scale + to_float(ds[k].at[j]);
         sums[2][k][j] += v[k][j];
       }
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(kBlock ? kRowThreads : kWarp * kWarps)
   }
 }
 
-// Sums up `count` partials.
+// Adds up `count` partials.
 __global__ void __launch_bounds__(1024) backward_columns(const __grid_constant__ Backward a, int count) {
   __shared__ float shared[kWarp][kWarp];
   const int column = blockIdx.x * kWarp + threadIdx.x;
@@ -179,7 +179,7 @@ cudaError_t launch_backward(Backward a, const Problem& problem, const Tactic& ta
 
 size_t add_bias_residual_layer_norm_backward_workspace(const Tensor& x) {
   if (x.numel() == 0) return 0;
-  Problem problem;  // aligned to 16 bytes, for which there are all tactics of other alignments too
+  Problem problem;  // aligned to 16 bytes, which makes every tactic of a lower alignment valid too
   problem.backward = true;
   problem.columns = x.sizes[x.rank - 1];
   problem.rows = x.numel() / problem.columns;

@@ -4,8 +4,8 @@
 namespace svexport::norm {
 namespace {
 
-// One block per row: the gradients of rows, and statistics of these. A row of at most N * K columns per thread stays in
-// registers; of any length (kKept false) it is read and summed up three times, N * K columns per thread at a time.
+// One block per row: writes the gradients of the row and its statistics. If kKept, the row has at most N * K columns
+// per thread and stays in registers; else it is read and summed up three times, N * K columns per thread at a time.
 template <class T, int N, int K, bool kKept>
 __global__ void __launch_bounds__(kMaxThreads) backward_long_rows(const __grid_constant__ Backward a) {
   const float part = 1.f / a.d;
@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(kMaxThreads) backward_long_rows(const __grid_c
     auto column = [&](int first, int k) {
       return first + (k * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * N;
     };
-    float v[K][N], g[K][N];  // s and the gradient of y times the weight; of columns that are not there 0
+    float v[K][N], g[K][N];  // s, and the gradient of y times the weight; 0 outside the row
     const auto read = [&](int first) {
       Loaded<T, N> loaded[K];
       Vec<T, N> loaded_dy[K];
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kMaxThreads) backward_long_rows(const __grid_c
   }
 }
 
-// The gradients of the vectors from long rows and their statistics. Blocks of kWarp * kColumns columns x rows.
+// The gradients of the vectors, from long rows and their statistics. Blocks: kWarp * kColumns columns x rows.
 template <class T, int N>
 __global__ void __launch_bounds__(kWarp * kWarps, 2) backward_long_columns(const __grid_constant__ Backward a) {
   constexpr int K = kColumns / N;

@@ -1,19 +1,19 @@
-// What the kernels of rows have in common, backward, and of the sums over rows.
+// What the backward kernels share: those of rows and those of sums over rows.
 //
-// A warp or a block reads a row and its gradients once, keeps them in registers, finds the mean and the deviation again,
-// writes the gradients of x, residual and extra and adds up those of the vectors, a part per block; backward_columns adds
-// up the parts. Rows that are too long for that go through backward_long_rows, and
-// backward_long_columns reads everything again for the sums. What bounds it is memory.
+// A warp or a block reads a row and its gradients once, keeps them in registers, computes mean and deviation again,
+// writes the gradients of x, residual and extra, and adds up those of the vectors, one part per block. backward_columns
+// adds up the parts. Rows too long for registers go through backward_long_rows, and backward_long_columns reads
+// everything again for the sums. Memory bounds all of these.
 #pragma once
 
 #include "add_bias_residual_layer_norm/rows.cuh"
 
 namespace svexport::norm {
 
-// Of a row: what is left to find a column's gradients.
+// Statistics of a row from which the gradients of its columns follow.
 struct alignas(16) Statistics {
   float mean, shift, scale;  // normal: (s - mean - shift) * scale
-  float mean_g, mean_gn;     // of the gradient of y times the weight; of that times normal, times scale
+  float mean_g, mean_gn;     // means of g = weight * (gradient of y), and of g * normal
   float unused[3];
 };
 static_assert(sizeof(Statistics) == kStatistics);
@@ -22,10 +22,10 @@ struct Backward {
   Rows rows;
   AnyFloat bias, weight;
   const void *dy, *ds;
-  void* dx[3];      // of x, residual, extra; null: not wanted
+  void* dx[3];      // gradients of x, residual, extra; null: not wanted
   AnyFloat vectors[3];  // gradients of weight, norm_bias, bias
-  float* partials;      // of them: (blocks, 3, width); null: none wanted
-  int width, period;    // in those of block i column c is the (c + i * d % period)th
+  float* partials;      // parts of their sums: (blocks, 3, width); null: none wanted
+  int width, period;    // in the part of block i, column c is at c + i * d % period
   Statistics* statistics;  // of long rows: (rows); null: not wanted
   int d;
   float eps;
@@ -33,8 +33,8 @@ struct Backward {
 
 constexpr int kColumns = kBackwardColumns, kWarps = kBackwardWarps;
 
-// The sums of the vectors' gradients over the warps of a block, one after another, of columns from `first` on that lie
-// kWarp * N apart in a thread: to the part of a block, or if it is alone to where they go.
+// Sums the vectors' gradients over the warps of a block, one vector after another, for columns from `first` on, which
+// lie kWarp * N apart in a thread. Writes them to the part of the block or, if it is alone, to the gradients.
 template <int K, int N>
 __device__ __forceinline__ void write_sums(const Backward& a, const float (&sums)[3][K][N], int first, int shift,
                                            int64_t part, bool alone) {
@@ -61,7 +61,7 @@ __device__ __forceinline__ void write_sums(const Backward& a, const float (&sums
   }
 }
 
-// Rows that registers do not hold, and their sums where there are a.statistics, in so many parts: compiled apart.
+// Launches the kernels of long rows and, given a.statistics, of their sums in `parts` parts; compiled on its own.
 cudaError_t launch_long(const Backward& a, const Problem& problem, const Tactic& tactic, const Gpu& gpu, DType dtype,
                         int64_t parts, cudaStream_t stream);
 

@@ -1,8 +1,8 @@
-// The kernels of rows, forward: s = x + bias + residual (+ extra), y = layer_norm(s).
+// The forward kernels: s = x + bias + residual (+ extra), y = layer_norm(s).
 //
-// A warp or a block reads a row once, keeps it in registers, takes its mean and then the sum of squares of what is left,
-// and writes s and y. What bounds it is memory: 4 tensors are moved, 5 with `extra`. A row that registers do not hold is
-// read three times. csrc/aot takes these kernels too.
+// A warp or a block reads a row once, keeps it in registers, computes its mean and then the sum of squared differences,
+// and writes s and y. Memory bounds it: 4 tensors are moved, 5 with `extra`. A row too long for registers is read three
+// times. csrc/aot compiles these kernels too.
 #pragma once
 
 #include "add_bias_residual_layer_norm/rows.cuh"
@@ -20,7 +20,7 @@ struct Forward {
   float eps;
 };
 
-// A warp or the whole block does one row after another, of at most N * K columns per thread, which stay in registers.
+// A warp or the whole block does one row after another; at most N * K columns per thread stay in registers.
 // N columns are loaded at once.
 template <class T, int N, int K, bool kBlock, bool kShifted = false>
 __global__ void __launch_bounds__(kBlock ? kMaxThreads : 128, !kBlock ? 4 : N > 1 && N * K <= 8 ? 2 : 1)
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kBlock ? kMaxThreads : 128, !kBlock ? 4 : N > 
     float v[K][N], sum = 0;
     UNROLL for (int k = 0; k < K; ++k) {
       if constexpr (!kKeep) parameters(0, a.bias, k, bias[k]);
-      loaded[k].sum(bias[k], a.rows.data[2], v[k]);  // 0 where no column is
+      loaded[k].sum(bias[k], a.rows.data[2], v[k]);  // 0 outside the row
       UNROLL for (int j = 0; j < N; ++j) sum += inside[k] >> j & 1 ? v[k][j] : 0;
       if (column(k) < a.d) store_columns<T, N, kShifted>(static_cast<T*>(a.s) + row * a.d, column(k), a.d, v[k]);
     }
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kBlock ? kMaxThreads : 128, !kBlock ? 4 : N > 
   }
 }
 
-// One block per row of any length, which is summed up three times.
+// One block per row of any length, which it reads three times.
 template <class T, int N, bool kShifted = false>
 __global__ void __launch_bounds__(kMaxThreads) forward_long_rows(const __grid_constant__ Forward a) {
   const float part = 1.f / a.d;

@@ -1,4 +1,4 @@
-// Bias, residual and layer norm in one: what forward and gradient share.
+// Bias, residual and layer norm in one: what forward and backward share.
 #pragma once
 
 #include "add_bias_residual_layer_norm/tactics.h"
@@ -20,13 +20,13 @@ struct Rows {
       : walk(axes), data{x, residual, extra} {}
 };
 
-// Whether a tensor like x, or none, has the type of x and contiguous columns.
+// Whether a tensor, unless it is missing, has the type of x and contiguous columns.
 inline bool walks(const Tensor& t, const Tensor& x) {
   return !t.data || (t.dtype == x.dtype && x.sizes[x.rank - 1] < INT32_MAX / 2 &&
                      (t.strides[t.rank - 1] == 1 || t.sizes[t.rank - 1] == 1));
 }
 
-// Calls f(N, shifted) with how a tactic reads, as constants.
+// Calls f(N, shifted) with constants: the vector width of an access, and whether it is shifted.
 template <class T, class F>
 auto with_access(Access access, F&& f) {
   constexpr int V = 16 / sizeof(T);
@@ -51,28 +51,28 @@ struct Row {
   }
 };
 
-// Rows of any length that lie one behind the other are read and written at multiples of 16 bytes all the same, "shifted":
-// the N columns of a vector may begin before the first of the row or end behind its last. A thread keeps its columns if
-// its rows are a multiple of N apart.
+// Rows of any length that follow each other without gaps are still read and written at multiples of 16 bytes,
+// "shifted": the N columns of a vector may begin before the row or end behind it. A thread keeps its columns if its
+// rows are a multiple of N apart.
 template <int N>
 __device__ __forceinline__ int shift_of(int64_t row, int d) {
   return static_cast<int>(row % N) * (d % N) % N;
 }
 
-// Up to which column of this row whole vectors can be read: of the last rows, to the end of the tensor.
+// The column up to which whole vectors of this row can be read: for the last rows, the end of the tensor.
 template <int N>
 __device__ __forceinline__ int readable(int64_t row, int64_t count, int d) {
   return row + N < count ? INT32_MAX : static_cast<int>(min((count - row) * d, static_cast<int64_t>(INT32_MAX)));
 }
 
-// One bit per column of the vector that is in the row.
+// One bit per column of the vector, set if the row has the column.
 template <int N>
 __device__ __forceinline__ uint32_t columns_inside(int column, int d) {
   const int before = max(-column, 0), behind = min(max(column + N - d, 0), N);
   return ((1u << N) - 1 >> behind) & ~0u << before;
 }
 
-// Loads that wait for none before them: without branches, and used only when all are on their way.
+// Loads without branches, so that none waits for another. Use the values only after all loads are issued.
 template <class T, int N>
 struct Loaded {
   Vec<T, N> x, residual, extra;
@@ -95,7 +95,7 @@ struct Loaded {
   }
 };
 
-// Contiguous tensors' last vectors, of which only a part is theirs: on their way, and then for all threads behind a barrier.
+// Last, incomplete vectors of contiguous tensors: the constructor loads them, share() hands them to all threads.
 template <class T, int N, int I>
 struct Ends {
   Vec<T, 1> elements[I];
@@ -141,7 +141,7 @@ __device__ __forceinline__ void store_floats(T* p, const float* from) {
   store<T, N>(p, v);
 }
 
-// The columns of a vector of the parameters.
+// Loads the columns of one vector of a parameter, 0 outside the row.
 template <int N, bool kShifted>
 __device__ __forceinline__ void load_columns(const AnyFloat& p, int column, int d, float (&to)[N]) {
   if constexpr (kShifted) {
@@ -153,7 +153,7 @@ __device__ __forceinline__ void load_columns(const AnyFloat& p, int column, int 
   }
 }
 
-// Of a vector that is not all of the row words of 4 bytes, and elements where these are not either.
+// Stores a vector. If part of it is outside the row, stores words of 4 bytes, and elements of a word that is cut too.
 template <class T, int N, bool kShifted>
 __device__ __forceinline__ void store_columns(T* row, int column, int d, const float* from) {
   T* const p = row + column;
@@ -166,7 +166,7 @@ __device__ __forceinline__ void store_columns(T* row, int column, int d, const f
     if (column >= 0 && column + N <= d) {
       uint32_t x[4];
       memcpy(x, words, 16);
-      // The compiler would make single elements of it, those of the other branch.
+      // Assembly, because the compiler would split this store into single elements as in the other branch.
       asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
                    :
                    : "l"(p), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
@@ -178,14 +178,14 @@ __device__ __forceinline__ void store_columns(T* row, int column, int d, const f
       const uint32_t here = inside >> W * w & all;
       if (here == all) {
         store<T, W>(p + W * w, words[w]);
-      } else if (here) {  // one of two
+      } else if (here) {  // the row has only one of the word's two elements
         p[W * w + (here != 1)] = here == 1 ? words[w].at[0] : words[w].at[W - 1];
       }
     }
   }
 }
 
-// Sums that are taken together.
+// Several sums that are reduced together.
 template <int K>
 struct Sums {
   float at[K];
@@ -196,7 +196,7 @@ struct Sums {
   }
 };
 
-// Of two lanes that differ in `bit` one gets the sum of their `low`, the other that of their `high`.
+// Of two lanes that differ in `bit`, one gets the sum of both lanes' `low`, the other the sum of their `high`.
 __device__ __forceinline__ float halved(float low, float high, int bit) {
   const bool upper = threadIdx.x & bit;
   return (upper ? high : low) + __shfl_xor_sync(~0u, upper ? low : high, bit);
@@ -210,7 +210,7 @@ __device__ __forceinline__ Sums<K> warp_sum(Sums<K> x) {
   return x;
 }
 
-// Several sums on different lanes at a time, and then given to all: fewer instructions one after another.
+// Reduces several sums at a time on different lanes, then hands them to all: fewer dependent instructions.
 __device__ __forceinline__ float shared_sum(float x) { return warp_sum(x); }
 
 __device__ __forceinline__ Sums<2> shared_sum(const Sums<2>& x) {
@@ -225,7 +225,7 @@ __device__ __forceinline__ Sums<3> shared_sum(const Sums<3>& x) {
   return {__shfl_sync(~0u, sum, 0), __shfl_sync(~0u, sum, 8), __shfl_sync(~0u, sum, 16)};
 }
 
-// The sum over the block, in every thread. `scratch` holds one element per warp; two calls in a row need two of them.
+// The sum over the block, in every thread. `scratch` has one element per warp; two calls in a row need two scratches.
 template <class F>
 __device__ __forceinline__ F block_sum(F x, F* scratch) {
   const int lane = threadIdx.x % kWarp, warps = blockDim.x / kWarp;
@@ -238,19 +238,19 @@ __device__ __forceinline__ F block_sum(F x, F* scratch) {
   return sum;
 }
 
-// From the sums of v and of v*v, where v is the difference from the mean but for its rounding, which is taken off again:
-// of a mean much larger than the deviation it is no small part of that.
+// From the sums of v and v*v, where v is the difference from the rounded mean. `shift` takes that rounding off again:
+// if the mean is much larger than the deviation, the rounding is a large part of the deviation.
 struct Moments {
   float shift, scale;
 
-  // part: of one column in the mean
+  // part: the weight of one column in the mean, 1 / columns
   __device__ __forceinline__ Moments(const Sums<2>& sums, float part, float eps) : shift(sums.at[0] * part) {
     scale = rsqrtf(fmaxf(sums.at[1] * part - shift * shift, 0.f) + eps);
   }
   __device__ __forceinline__ float normal(float v) const { return (v - shift) * scale; }
 };
 
-// A row of x summed up by the threads that share it: a warp, or the whole block.
+// Sums over the threads that share a row: a warp, or the whole block.
 template <bool kBlock, class F>
 __device__ __forceinline__ F row_sum(F x, F* scratch) {
   if constexpr (kBlock) {
@@ -260,15 +260,15 @@ __device__ __forceinline__ F row_sum(F x, F* scratch) {
   }
 }
 
-// K vectors of N floats of a thread, of several parameters, in shared memory: as columns of float4, so that no two
-// threads meet in a bank.
+// K vectors of N floats per thread, for several parameters, in shared memory. They are columns of float4, so that
+// threads read from different banks.
 template <int K, int N>
 struct Kept {
   static __device__ __forceinline__ float4* shared(int i, int k) {
     extern __shared__ float4 kept[];
     return kept + (i * K + k) * (N / 4) * blockDim.x + threadIdx.x;
   }
-  // Puts them there, all threads together, one column after another; for all of them behind a barrier.
+  // Writes parameter i, neighbouring threads reading neighbouring columns. A barrier must follow.
   static __device__ __forceinline__ void share(int i, const AnyFloat& p, int shift, int d) {
     extern __shared__ float4 kept[];
     UNROLL for (int k = 0; k < K; ++k) {

@@ -1,4 +1,4 @@
-// What is asked of add_bias_residual_layer_norm, the ways to run it and which is the cheapest. Host C++, no CUDA.
+// The problem add_bias_residual_layer_norm solves, the tactics that solve it and their costs. Host C++, no CUDA.
 #pragma once
 
 #include <algorithm>
@@ -10,25 +10,25 @@ namespace svexport::norm {
 
 struct Figures;
 
-// x, residual, extra, the outputs, and in the gradient dy and ds: (rows, columns). bias, weight, norm_bias: (columns).
+// x, residual, extra, the outputs and, backward, dy and ds: (rows, columns). bias, weight, norm_bias: (columns).
 struct Problem {
   static constexpr const char* kOp = "add_bias_residual_layer_norm";
   using Figures = norm::Figures;
   int32_t backward = 0;
-  int64_t rows = 0, columns = 0;    // columns 0: not known, of a kernel that is compiled ahead of time
-  int32_t item_size = 4;            // of an element of x, 2 or 4
-  int32_t addresses = 16;           // bytes of which all addresses of (rows, columns) are multiples, 16 at most
-  int32_t strides = 16;             // the same of what lies between rows
-  int32_t parameters = 16;          // the same of the addresses of bias, weight, norm_bias
-  int32_t dense = 1;                // whether rows lie one behind the other in all tensors
-  int32_t extra = 0;                // whether there is one
-  int32_t gradients = 3;            // backward: of those of x, residual, extra, how many are wanted
+  int64_t rows = 0, columns = 0;    // columns 0: unknown, for a kernel that is compiled ahead of time
+  int32_t item_size = 4;            // of x in bytes, 2 or 4
+  int32_t addresses = 16;           // bytes, 16 at most, of which the addresses of all (rows, columns) are multiples
+  int32_t strides = 16;             // the same for the distances between rows
+  int32_t parameters = 16;          // the same for the addresses of bias, weight, norm_bias
+  int32_t dense = 1;                // whether rows follow each other without gaps in all tensors
+  int32_t extra = 0;                // whether there is an `extra`
+  int32_t gradients = 3;            // backward: how many of the gradients of x, residual and extra are wanted
   int32_t sums = 1;                 // backward: whether a gradient of bias, weight or norm_bias is wanted
 
   SVEXPORT_EACH(backward, rows, columns, item_size, addresses, strides, parameters, dense, extra, gradients, sums)
 };
 
-// Who does a row, with how many columns of it in the registers of a thread: a warp, a block, or a block that goes over a
+// What does a row: a warp or a block, each thread with 8 or 32 columns in registers, or (long) a block that goes over a
 // row of any length several times.
 enum class Kernel : int32_t { kWarp8, kBlock8, kBlock32, kLong };
 constexpr int kKernels = 4;
@@ -36,28 +36,28 @@ constexpr const char* kKernelNames[kKernels] = {"warp8", "block8", "block32", "l
 inline const char* name_of(Kernel e) { return kKernelNames[static_cast<int>(e)]; }
 constexpr int kKernelColumns[kKernels] = {8, 8, 32, 8};
 
-// How a thread reads and writes: vectors of 16 bytes in place; the same of rows of any length that lie one behind the
-// other, at multiples of 16 bytes, which may begin before the row; pairs of elements; single elements.
+// How a thread reads and writes: aligned vectors of 16 bytes; the same for rows of any length without gaps between
+// them, where a vector may begin before the row (shifted); pairs of elements; single elements.
 enum class Access : int32_t { kVector, kShifted, kPair, kSingle };
 constexpr int kAccesses = 4;
 constexpr const char* kAccessNames[kAccesses] = {"vector", "shifted", "pair", "single"};
 inline const char* name_of(Access e) { return kAccessNames[static_cast<int>(e)]; }
 
 constexpr int kLanes = 32;
-constexpr int kRowThreads = 512;         // of a block that does a row
-constexpr int kWarpThreads = 128;        // of a block whose warps do rows, forward
-constexpr int kWarpBlocks = 7;           // of those, on a multiprocessor, where blocks do one row after another
-constexpr int kBackwardWarps = 8;        // of a block whose warps do rows, backward
-constexpr int kBackwardColumns = 8;      // of a thread of the kernel of sums over long rows
-constexpr int kLongRow = 8 * kRowThreads;  // columns, above which there are rows that no registers hold
-constexpr int kStaticMemory = 1024;      // bytes that the kernels of blocks have beside the dynamic ones, at most
-constexpr int kKept = 3;                 // floats per column in shared memory, where there are any
+constexpr int kRowThreads = 512;         // threads of a block that does a row
+constexpr int kWarpThreads = 128;        // threads of a block whose warps do rows, forward
+constexpr int kWarpBlocks = 7;           // such blocks on a multiprocessor, where they do one row after another
+constexpr int kBackwardWarps = 8;        // warps of a block whose warps do rows, backward
+constexpr int kBackwardColumns = 8;      // columns of a thread, in the kernel of sums over long rows
+constexpr int kLongRow = 8 * kRowThreads;  // columns above which some accesses cannot keep a row in registers
+constexpr int kStaticMemory = 1024;      // most bytes of static shared memory in the kernels of blocks
+constexpr int kKept = 3;                 // floats per column in shared memory, if parameters are kept there
 constexpr int kStatistics = 32;          // bytes that the gradient of a long row leaves for the sums
 
 struct Tactic {
   Kernel kernel = Kernel::kLong;
   Access access = Access::kSingle;
-  bool resident = false;  // blocks do one row after another, as many as stay on the device; else each has one
+  bool resident = false;  // whether only as many blocks run as fit on the device, each doing row after row
 
   int32_t id() const { return 1 + index() + kKernels * (static_cast<int>(access) + kAccesses * resident); }
   int index() const { return static_cast<int>(kernel); }
@@ -71,16 +71,16 @@ struct Tactic {
   SVEXPORT_EACH(kernel, access, resident)
 };
 
-// Of the cost function: as tuning.h has them for a GPU. Microseconds, but for the factors.
+// Constants of the cost function, from tuning.h for each GPU: microseconds, or factors.
 struct Figures {
-  float launch[1];  // of a kernel beside its rows, one behind the other
-  float turn[1];    // of an access of a thread, one behind the other
-  float part[1];    // for each block's sums over rows, in the kernel that adds them up
+  float launch[1];  // a kernel apart from its rows; kernels run one behind the other
+  float turn[1];    // an access of a thread; accesses run one behind the other
+  float part[1];    // each block's sums over rows, in the kernel that adds them up
   float share[1];   // until a block has its columns of the vectors in shared memory
-  float again[2];   // of a gradient's block that goes over its row again: what is in registers, what is not
-  // Time over that of moving the bytes that have to be moved: [half, float][vector, shifted, pair, single].
+  float again[2];   // a gradient's block going over its row again: from registers, from memory
+  // Factors on the time of moving the bytes that must move: [half, float][vector, shifted, pair, single].
   float forward[kKernels][2 * kAccesses], backward[kKernels][2 * kAccesses];
-  float one_row[2];  // a further factor where each warp has one row, forward: half, float
+  float one_row[2];  // further factor, forward, where each warp has one row: half, float
 
   template <class Visitor>
   void each(Visitor&& visit) {
@@ -93,21 +93,21 @@ struct Figures {
   }
 };
 
-// How far a row can begin behind a multiple of n columns, if rows of d lie one behind the other.
+// How far behind a multiple of n columns a row can begin, if rows of d columns have no gaps between them.
 inline int64_t most_shifted(int64_t d, int n) { return d % n ? n - (d & -d) : 0; }
 
-// Columns that the threads of a row see.
+// Columns that the threads of a row cover, including what vectors cover beside a shifted row.
 inline int64_t seen_columns(const Problem& p, const Tactic& t) {
   return p.columns + (t.access == Access::kShifted ? most_shifted(p.columns, t.width(p.item_size)) : 0);
 }
 
-// Blocks of the sums over long rows: as many as are resident, of two rows a warp at least.
+// Parts of the sums over long rows: as many as there are resident blocks for, with two rows a warp at least.
 inline int64_t parts_of(const Problem& p, const Gpu& gpu) {
   const int64_t blocks = ceil_of(p.columns, kLanes * kBackwardColumns), most = ceil_of(p.rows, 2 * kBackwardWarps);
   return std::min<int64_t>(most, std::max<int64_t>(1, 2 * gpu.multiprocessors / blocks));
 }
 
-// As many blocks as stay on the device, so that a thread of shifted rows keeps its columns: rows a multiple of n apart.
+// As many blocks as stay on the device, a multiple of n: rows a multiple of n apart leave a thread its columns.
 inline int64_t resident_blocks(int64_t most, int n) { return std::max<int64_t>(n, most / n * n); }
 
 inline Launch launch(const Problem& p, const Tactic& t, const Gpu& gpu) {
@@ -130,7 +130,7 @@ inline Launch launch(const Problem& p, const Tactic& t, const Gpu& gpu) {
     if (t.resident) l.most = resident_blocks(gpu.multiprocessors * std::max(1, together / l.block[0]), period);
     if (t.access == Access::kShifted && columns > 8) l.shared_memory = kKept * columns * l.block[0] * 4;
   }
-  // Fewer rows than that each have a block, and then a thread has one row.
+  // If there are fewer rows than that, every block, and so every thread, has one row.
   return l;
 }
 
@@ -151,7 +151,7 @@ inline bool is_valid(const Problem& p, const Tactic& t, const Gpu& gpu) {
   const int64_t seen = seen_columns(p, t);
   if (t.is_warp()) {
     if (seen > t.columns() * kLanes) return false;
-    // The sums of the gradient, and columns that a thread keeps, are those of one row after another.
+    // Summing gradients over rows, or keeping a thread's shifted columns, takes blocks that do row after row.
     if (!t.resident && (p.backward || t.access == Access::kShifted)) return false;
   } else {
     if (seen <= t.columns() * kLanes || seen > int64_t{t.columns()} * kRowThreads) return false;
@@ -174,17 +174,17 @@ inline Few<Tactic> tactics(const Problem& p, const Gpu& gpu) {
   return found;
 }
 
-// The columns that the threads of a row have over those that it has: idle lanes take as long.
+// Columns that the threads of a row can hold, over those that it has: idle lanes take as long as others.
 inline double idle_lanes(const Problem& p, const Tactic& t) {
   if (t.kernel == Kernel::kLong || !p.columns) return 1;
   const int64_t at_once = int64_t{t.columns()} * kLanes, warps = t.is_warp() ? 1 : ceil_of(seen_columns(p, t), at_once);
   return static_cast<double>(warps * at_once) / static_cast<double>(p.columns);
 }
 
-// Microseconds: the bytes at the bandwidth of the memory, times what a tactic takes longer than that, and its kernels.
+// Microseconds: the bytes at the memory's bandwidth, times the tactic's factor, plus the overhead of its kernels.
 inline double forward_cost(const Problem& p, const Tactic& t, double tensor, const Figures& f) {
   const int is_float = p.item_size == 4, at = is_float * kAccesses + static_cast<int>(t.access);
-  // Of warps with idle lanes it is better that each has several rows, in float32 too.
+  // Warps with idle lanes do better with several rows each, in float32 too.
   const double idle = idle_lanes(p, t), one_row = t.is_warp() && !t.resident ? f.one_row[is_float && idle < 2] : 1;
   const bool is_long = t.kernel == Kernel::kLong, shares = t.kernel == Kernel::kBlock32 && t.access == Access::kShifted;
   const int width = t.width(p.item_size);
@@ -193,7 +193,7 @@ inline double forward_cost(const Problem& p, const Tactic& t, double tensor, con
          tensor * (4 + p.extra) * f.forward[t.index()][at] * idle * one_row;
 }
 
-// Of the sums over rows either every block leaves its own, or a second kernel reads everything again.
+// For the sums over rows, either every block leaves its part or a second kernel reads everything again.
 inline double backward_cost(const Problem& p, const Tactic& t, double tensor, const Gpu& gpu, const Figures& f) {
   const int at = (p.item_size == 4) * kAccesses + static_cast<int>(t.access);
   const double factor = f.backward[t.index()][at] * idle_lanes(p, t), rows = tensor * (4 + p.extra + p.gradients);
@@ -213,7 +213,7 @@ inline double cost(const Problem& p, const Tactic& t, const Gpu& gpu, const Figu
   return p.backward ? backward_cost(p, t, tensor, gpu, f) : forward_cost(p, t, tensor, f);
 }
 
-// Bytes of scratch of a gradient with sums over rows: enough for every tactic.
+// Bytes of scratch that are enough for a gradient with sums over rows by any tactic.
 inline int64_t workspace(const Problem& p, const Gpu& gpu) {
   if (!p.rows || !p.columns || !p.sums) return 0;
   int64_t most = 0;

@@ -1,4 +1,4 @@
-// From tensors to the problem, and the choice. Host C++.
+// From tensors to the problem. Host C++.
 #pragma once
 
 #include <initializer_list>
@@ -14,7 +14,7 @@ inline Axes<3> axes_of(const Tensor& x, const Tensor& residual, const Tensor& ex
   return Axes<3>({&x, &residual, &extra}, 1, Axes<3>::Order::kRowMajor);
 }
 
-// others: of the same shape, contiguous; parameters: vectors. Addresses, null where there is none.
+// others: contiguous tensors of the same shape; parameters: vectors. Both are addresses, null for a missing tensor.
 inline Problem problem_of(const Tensor& x, const Tensor& residual, const Tensor& extra, const Axes<3>& axes,
                           std::initializer_list<const void*> others, std::initializer_list<const void*> parameters) {
   const Tensor* const tensors[] = {&x, &residual, &extra};

@@ -7,16 +7,16 @@ namespace {
 struct Correlation {
   Side rows, columns;
   int64_t positions;
-  Divider fetches_each;  // of a sample
+  Divider fetches_each;  // fetches of a sample
   int fetches, column_tiles;
   float* parts;  // (gridDim.x, rows, columns)
 };
 
-// The side with more channels is the one of the rows. Some warps fetch positions of all channels, others split the floats
-// of the columns into parts, and two warp groups multiply, 64 rows each. A fence of what wgmma reads may wait for all that
-// the thread has under way, so none of those who fetch has one. Blocks leave parts of the sum.
+// Rows are the channels of the side that has more. Some warps fetch positions of all channels, others split the floats
+// of the columns into parts, and two warp groups multiply, 64 rows each. A fence before wgmma may wait for all copies
+// that the thread has in flight, so threads that fetch issue none. Every block writes a part of the sum.
 
-constexpr int kMultiplying = 256, kSplitting = 128;  // threads, of kCorrelating
+constexpr int kMultiplying = 256, kSplitting = 128;  // threads out of kCorrelating
 template <class T>
 constexpr int kFetching = kCorrelating - kMultiplying - (sizeof(T) == 4 ? kSplitting : 0);
 template <int kRows>
@@ -27,9 +27,9 @@ constexpr int kSlotBytes = kTallBytes + kNarrowBytes * (sizeof(T) == 4 ? 2 : 1);
 
 #if SVEXPORT_CHANNELS
 
-constexpr int kLongSum = 4;  // fetches
+constexpr int kLongSum = 4;  // fetches that tensor cores sum up before a float addition
 
-// Some positions of a side: a thread fetches kWide neighbours of some rows.
+// Some positions of a side. A thread fetches kWide neighbouring positions of some rows.
 template <class T, int kRows, int kWide>
 class Fetch {
   static constexpr int kSize = sizeof(T), kAcross = kFetchPieces * 16 / kSize / kWide, kApart = kFetching<T> / kAcross;
@@ -43,14 +43,14 @@ class Fetch {
     rows_ = position + within < a.positions ? side.channels - channel0 - row : 0;
     to_ = within * kSize / 16 * kPiecePitch<kRows> + row * 16 + within * kSize % 16;
   }
-  // To shared memory, without waiting.
+  // Copies to shared memory without waiting.
   __device__ __forceinline__ void copy(char* slot) const {
     const T* from = from_;
     UNROLL for (int i = 0; i < kRows; i += kApart, from += next_) {
       copy_word<Word<T, kWide>>(slot + to_ + i * 16, i < rows_ ? from : data_, i < rows_);
     }
   }
-  // By way of registers, where a copy would be of fewer than 4 bytes.
+  // Copies by way of registers, for words of fewer than 4 bytes.
   __device__ __forceinline__ void read() {
     const T* from = from_;
     UNROLL for (int i = 0; i < kRows; i += kApart, from += next_) {
@@ -78,10 +78,10 @@ __global__ void __launch_bounds__(kCompiled ? kCorrelating : 32, 1)
 #if SVEXPORT_CHANNELS
   constexpr int kSize = sizeof(T), kEach = 16 * kFetchPieces / kSize, J = kNarrow / 8, kSteps = kFetchPieces / 2;
   extern __shared__ __align__(128) char shared[];
-  // Of a slot: whether it has been fetched, of floats also split, and has been read.
+  // Barriers of a slot: it has been fetched; its floats have been split; it has been read.
   const uint32_t fetched = shared_address(shared + kSlots * kSlotBytes<T>), empty = fetched + kSlots * 16;
   const uint32_t ready = kSize == 4 ? fetched + kSlots * 8 : fetched;
-  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // the same for all lanes, as the compiler sees
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // uniform in a warp, which the compiler sees by this
   start_next();
   const int row0 = static_cast<int>(blockIdx.y) / a.column_tiles * kTall;
   const int column0 = static_cast<int>(blockIdx.y) % a.column_tiles * kNarrow;
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kCompiled ? kCorrelating : 32, 1)
     return position;
   };
   int slot = 0;
-  uint32_t turn = 0;  // of the slot: 0, 1, 0, ...
+  uint32_t turn = 0;  // parity of the slot's turn: 0, 1, 0, ...
   const auto advance = [&] {
     if (++slot == kSlots) slot = 0, turn ^= 1;
   };
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kCompiled ? kCorrelating : 32, 1)
           wait();
           rows.copy(to);
           columns.copy(to + kTallBytes);
-          // When what this thread copies is there.
+          // Arrives when this thread's copies are there.
           asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(fetched + slot * 8) : "memory");
         } else {
           rows.read();
@@ -200,13 +200,13 @@ __global__ void __launch_bounds__(kCompiled ? kCorrelating : 32, 1)
     await_products();
     hold(part);
     arrive_for_warp(empty + slot * 8, lane);
-    if (adds == kLongSum - 1 || i + 1 == count) {  // tensor cores cut off what does not fit into a long sum
+    if (adds == kLongSum - 1 || i + 1 == count) {  // tensor cores truncate in long sums
       UNROLL for (int e = 0; e < 4 * J; ++e) sums[e / 4][e % 4] += part[e / 4][e % 4];
     }
   }
 
   const int row = row0 + warp * 16 + group, column = column0 + pair * 2;
-  if constexpr (kSize == 4) {  // parts of what is not finite add up to something else
+  if constexpr (kSize == 4) {  // the parts of values that are not finite do not add up to them
     float zero = 0.0f;
     UNROLL for (int e = 0; e < 4 * J; ++e) zero = fmaf(sums[e / 4][e % 4], 0.0f, zero);
     if (!(zero == 0.0f)) {

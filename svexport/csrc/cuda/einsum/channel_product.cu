@@ -8,15 +8,15 @@ struct Product {
   Side x, z;
   const char* y;
   int y_strides[2];
-  int groups;  // of columns, one of which a block does
+  int groups;  // groups of columns; a block does one of them
   int64_t positions;
-  Divider units_each;  // of a sample
-  int units;           // of kRun positions
+  Divider units_each;  // units of a sample
+  int units;           // units of kRun positions
 };
 
-// x^T y: positions are the rows of what tensor cores multiply, channels of z their columns. Four warps have neighbouring
-// positions, which they fetch, some channels ahead of the products, and store in rows as long as there are: shorter ones
-// cost bandwidth. Which position stands in which row of a fragment is free: a lane has four neighbours.
+// x^T y: positions are the rows that tensor cores multiply, channels of z are the columns. Four warps have neighbouring
+// positions. They fetch them some channels ahead of the products and store results in rows as long as possible, because
+// short rows cost bandwidth. Positions may take any rows of a fragment, so a lane has four neighbours.
 
 template <int N>
 constexpr int kStages = stages_of_team(N);
@@ -33,13 +33,13 @@ constexpr int kTeamBytes = team_bytes(N, sizeof(T));
 
 #if SVEXPORT_CHANNELS
 
-// Rows of half types that are aligned nowhere are fetched as they lie in memory, in pieces of 16 bytes.
+// Unaligned rows of half types are fetched as they lie in memory, in pieces of 16 bytes.
 template <class T, int kWide>
 constexpr bool kShifted = sizeof(T) == 2 && kWide == 1;
 
 __device__ __forceinline__ int within_16(const void* p) { return static_cast<int>(reinterpret_cast<uintptr_t>(p) & 15); }
 
-// Such a piece. Its elements where it would end behind the tensor: memcheck takes a copy of fewer bytes for one of 16.
+// Copies such a piece; element by element at the tensor's end, as memcheck takes a copy of fewer bytes for one of 16.
 template <class T>
 __device__ __forceinline__ void copy_piece(char* to, const char* from, const char* end) {
   if (from + 16 <= end) {
@@ -50,7 +50,7 @@ __device__ __forceinline__ void copy_piece(char* to, const char* from, const cha
   }
 }
 
-// The sums of a lane by products of floats, one after the other. x: its first position, of `count` that there are.
+// Computes a lane's sums again by float multiplications, in order. x: the first of its `count` valid positions.
 template <int J>
 __device__ __forceinline__ void exact(const Product& p, const float* x, int64_t count, int column, float (&sums)[2][J][4]) {
   UNROLL for (int i = 0; i < 8 * J; ++i) sums[i / 4 / J][i / 4 % J][i % 4] = 0.0f;
@@ -70,11 +70,11 @@ __device__ __forceinline__ void exact(const Product& p, const float* x, int64_t 
   }
 }
 
-// y to shared memory, as wgmma reads it; of floats the first parts, and the second ones `small` bytes behind. kAlong:
-// channels of x lie side by side, up to 16 of which neighbouring threads read.
+// Writes y to shared memory as wgmma reads it; the second parts of floats lie `small` bytes behind the first ones.
+// kAlong: channels of x are contiguous in y, and neighbouring threads read up to 16 of them.
 template <class T, int N, bool kAlong>
 __device__ __forceinline__ void read_factor(const Product& p, int column0, int channels, char* shared, int small) {
-  constexpr int kReads = 8, kPiece = 16 / sizeof(T);  // at once; of a column
+  constexpr int kReads = 8, kPiece = 16 / sizeof(T);  // reads at once; elements in 16 bytes
   const T* const y = reinterpret_cast<const T*>(p.y);
   const auto channel = [](int i) { return kAlong ? i / (16 * N) * 16 + i % 16 : i / N; };
   const auto column = [](int i) { return kAlong ? i / 16 % N : i % N; };
@@ -101,7 +101,7 @@ __device__ __forceinline__ void read_factor(const Product& p, int column0, int c
 
 #endif
 
-// N: columns of a block. kWide: positions that are aligned wherever as many begin: 4, 2 or 1.
+// N: columns of a block. kWide: how many positions, 4, 2 or 1, lie in aligned words.
 template <class T, int N, int kWide>
 __global__ void __launch_bounds__(kCompiled ? most_teams(N) * kTogether * 32 : 32, 1)
     product_kernel(const __grid_constant__ Product p) {
@@ -110,9 +110,9 @@ __global__ void __launch_bounds__(kCompiled ? most_teams(N) * kTogether * 32 : 3
   using Few = Word<T, kWide>;
   extern __shared__ __align__(128) char shared[];
   const int lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
-  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // the same for all lanes, as the compiler sees
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // uniform in a warp, which the compiler sees by this
   const int part = warp % kTogether, team = warp / kTogether, teams = static_cast<int>(blockDim.x) / 32 / kTogether;
-  const int first_position = part * kPositions + group * 4;  // of the four of a lane
+  const int first_position = part * kPositions + group * 4;  // first of the lane's four positions
   const int chunks = ceil_div(p.x.channels, kChannels<T>), small_y = chunks * kPart;
   const int column0 = static_cast<int>(blockIdx.x) % p.groups * N;
   const uint32_t y = shared_address(shared);
@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(kCompiled ? most_teams(N) * kTogether * 32 : 3
     return within;
   };
 
-  int unit_ahead = first, chunk_ahead = 0, count = 0;  // count: positions that there are
+  int unit_ahead = first, chunk_ahead = 0, count = 0;  // count: valid positions of the unit
   const T* from = nullptr;
   const auto fetch = [&](int stage) {
     if (unit_ahead < p.units) {
@@ -139,13 +139,13 @@ __global__ void __launch_bounds__(kCompiled ? most_teams(N) * kTogether * 32 : 3
         count = static_cast<int>(min(p.positions - at, int64_t{kRun}));
         from = reinterpret_cast<const T*>(p.x.data) + sample * p.x.strides[0] + at;
       }
-      constexpr int kRows = kChannels<T> / kTogether;  // of a warp
+      constexpr int kRows = kChannels<T> / kTogether;  // rows that a warp fetches
       const int channel = chunk_ahead * kChannels<T> + part;
       const int64_t apart = kTogether * p.x.strides[1];
       const T* const first = from + channel * p.x.strides[1];
       char* const to = fetched + stage * kFetchBytes<T> + part * kPitch<T>;
       const auto copy = [&](auto whole) {
-        constexpr bool kAll = decltype(whole)::value;  // whether all of it is there
+        constexpr bool kAll = decltype(whole)::value;  // whether all channels and positions exist
         UNROLL for (int i = 0; i < kRows; ++i) {
           const bool there = kAll || channel + i * kTogether < p.x.channels;
           const T* const row = there ? first + i * apart : from;
@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(kCompiled ? most_teams(N) * kTogether * 32 : 3
   for (int unit = first; unit < p.units; unit += next) {
     int64_t sample;
     const int64_t at = position(unit, sample);
-    int before[2] = {};  // bytes of 16 in front of this lane's rows, of which every other one is alike within 8 of them
+    int before[2] = {};  // offsets within 16 bytes of this lane's even and odd rows; rows 8 apart have the same
     if constexpr (kShifted<T, kWide>) {
       const T* const row = reinterpret_cast<const T*>(p.x.data) + sample * p.x.strides[0] + at + pair * 2 * p.x.strides[1];
       UNROLL for (int i = 0; i < 2; ++i) before[i] = within_16(row + i * p.x.strides[1]);
@@ -219,9 +219,9 @@ __global__ void __launch_bounds__(kCompiled ? most_teams(N) * kTogether * 32 : 3
           return load<T, 4>(reinterpret_cast<const T*>(mine + local * kPitch<T>));
         }
       };
-      uint32_t a[kSteps][2][4], small[kSteps][2][4];  // of a step two fragments
+      uint32_t a[kSteps][2][4], small[kSteps][2][4];  // two fragments a step
       UNROLL for (int step = 0; step < kSteps; ++step) {
-        UNROLL for (int i = 0; i < 2; ++i) {  // of the channels of a fragment
+        UNROLL for (int i = 0; i < 2; ++i) {  // half of a fragment's channels
           if constexpr (kSize == 4) {
             const auto x = read(step * 8 + i * 4 + pair);
             UNROLL for (int e = 0; e < 4; ++e) {
@@ -230,7 +230,7 @@ __global__ void __launch_bounds__(kCompiled ? most_teams(N) * kTogether * 32 : 3
           } else {
             const int local = step * 16 + i * 8 + pair * 2;
             const auto x = read(local, before[0]), above = read(local + 1, before[1]);
-            UNROLL for (int e = 0; e < 4; ++e) {  // fragment, half of its rows
+            UNROLL for (int e = 0; e < 4; ++e) {  // e: fragment, half of its rows
               const Vec<T, 2> both{x.at[e], above.at[e]};
               memcpy(&a[step][e / 2][i * 2 + e % 2], &both, 4);
             }
@@ -263,7 +263,7 @@ __global__ void __launch_bounds__(kCompiled ? most_teams(N) * kTogether * 32 : 3
       hold(sums[1]);
     }
 
-    if constexpr (kSize == 4) {  // an element that is not finite has met parts of a number
+    if constexpr (kSize == 4) {  // the two parts of a number, times a value that is not finite, do not add up
       float zero = 0.0f;
       UNROLL for (int i = 0; i < 8 * J; ++i) zero = fmaf(sums[i / 4 / J][i / 4 % J][i % 4], 0.0f, zero);
       if (!(zero == 0.0f)) {
@@ -275,7 +275,7 @@ __global__ void __launch_bounds__(kCompiled ? most_teams(N) * kTogether * 32 : 3
 
     T* const to = reinterpret_cast<T*>(p.z.data) + sample * p.z.strides[0] + at;
     const int here = static_cast<int>(min(p.positions - at, int64_t{kRun}));
-    UNROLL for (int j = 0; j < J; j += 2) {  // by turns in two places, so that one barrier is enough
+    UNROLL for (int j = 0; j < J; j += 2) {  // alternates between two places, so one barrier is enough
       char* const place = results + j / 2 % 2 * (kResults * kResultPitch<T>);
       UNROLL for (int i = 0; i < 4; ++i) {
         const int local = i / 2 * 8 + pair * 2 + i % 2;

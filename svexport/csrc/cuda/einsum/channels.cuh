@@ -1,5 +1,5 @@
-// Products of the channels of large tensors with a small matrix, as of a convolution with a kernel of 1 x 1: what
-// channel_product and channel_correlation share. Of sm_90a alone.
+// What channel_product and channel_correlation share: products of the channels of large tensors with a small matrix, as
+// in a convolution with a 1 x 1 kernel. For sm_90a only.
 #pragma once
 
 #include <algorithm>
@@ -13,16 +13,16 @@ namespace svexport::einsum {
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define SVEXPORT_CHANNELS 1
 constexpr bool kCompiled = true;
-#else  // run_channel_product() and run_channel_correlation() see that these kernels take no more than a warp
+#else  // launch_compiled() sees that these kernels are bounded to one warp
 #define SVEXPORT_CHANNELS 0
 constexpr bool kCompiled = false;
 #endif
 
-struct Side {  // x or z, of channels
+struct Side {  // x or z, with channels
   char* data;
-  int64_t strides[2];  // in elements, of N and of the channels
+  int64_t strides[2];  // of N and of the channels, in elements
   int channels;
-  const char* end;  // of the tensor
+  const char* end;  // end of the tensor
 };
 
 #if SVEXPORT_CHANNELS
@@ -32,8 +32,8 @@ template <class T, int kCount, int kBytes = kCount * static_cast<int>(sizeof(T))
 using Word = std::conditional_t<kBytes == 16, uint4,
                                 std::conditional_t<kBytes == 8, uint2, std::conditional_t<kBytes == 4, uint32_t, uint16_t>>>;
 
-// One of at least 4 bytes to shared memory, zeros where not `valid`. Through the first cache, also those of 16 bytes: past
-// it each of them is written on its own where they do not lie side by side.
+// Copies a word of at least 4 bytes to shared memory, zeros where not `valid`. Even words of 16 bytes go through the L1
+// cache: past it, words that do not lie side by side are written one by one.
 template <class Word>
 __device__ __forceinline__ void copy_word(char* to, const void* from, bool valid) {
   asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from),
@@ -41,8 +41,8 @@ __device__ __forceinline__ void copy_word(char* to, const void* from, bool valid
                : "memory");
 }
 
-// c (64 x 8 * J) += a b, or = without `adds`, of all warps of a group, as long as one fragment is wide: 8 floats or 16
-// halves. c and a are fragments as of mma.
+// c (64 x 8 * J) += a b, or = a b without `adds`, by all warps of a warp group, over the width of one fragment: 8
+// floats or 16 halves. c and a are fragments as in mma.
 template <class T, int J>
 __device__ __forceinline__ void wgmma(float (&c)[J][4], const uint32_t (&a)[4], uint64_t b, int adds);
 
@@ -75,14 +75,14 @@ SVEXPORT_WGMMAS(__nv_bfloat16, "k16.f32.bf16.bf16", ", 0")
 #undef SVEXPORT_16
 #undef SVEXPORT_4
 
-// How wgmma is told of a matrix in shared memory, of columns of 16 bytes, 8 of them one after the other wherever they are;
-// pitch: bytes to the next 16 of all columns. A product reads two such.
+// The descriptor by which wgmma finds a matrix in shared memory. Columns of 16 bytes lie one after the other, in groups
+// of 8; pitch: bytes to the next 16 bytes of all columns. A product reads two of these.
 __device__ __forceinline__ uint64_t matrix_at(uint32_t address, int pitch) {
   return uint64_t{128 / 16} << 32 | static_cast<uint64_t>(pitch / 16) << 16 | address / 16;
 }
 
-// What tf32 cuts off of a float, and the float without it. The parts of the other factor are rounded: the second ones have
-// either sign then, which is enough for errors to cancel.
+// Splits a float into what tf32 keeps and what it cuts off. The parts of the other factor are rounded: its second parts
+// then have either sign, which is enough for errors to cancel.
 __device__ __forceinline__ void cut(float x, uint32_t& big, uint32_t& small) {
   big = __float_as_uint(x) & 0xffffe000u;
   small = __float_as_uint(x - __uint_as_float(big));
@@ -90,7 +90,7 @@ __device__ __forceinline__ void cut(float x, uint32_t& big, uint32_t& small) {
 
 #endif
 
-// A launch, if what was compiled for this device has the kernel: for sm_90a it does.
+// Launches the kernel if the code for this device has it; code for sm_90a does.
 template <class Kernel, class Argument>
 cudaError_t launch_compiled(Kernel kernel, const Call& call, const Argument& argument) {
   return has_threads(kernel, call.launch.threads()) ? launch_planned(kernel, call.launch, false, call.stream, argument)
@@ -105,7 +105,7 @@ inline Side side(const Tensor& t) {
   return {data, {t.strides[1], t.strides[2]}, static_cast<int>(t.sizes[2]), data + size};
 }
 
-// y: (1, C, 1, D, 1). Whether the kernels can count its elements, and x and z have neighbours along positions.
+// y: (1, C, 1, D, 1). Whether int offsets reach all of y, and x and z are contiguous along positions.
 inline bool countable(const Call& call) {
   const Tensor &x = call.x, &y = call.y, &z = call.z;
   const int64_t last = (y.sizes[1] - 1) * y.strides[1] + (y.sizes[3] - 1) * y.strides[3];

@@ -17,9 +17,9 @@ struct Adding {
   Divider k, v, w;
 };
 
-constexpr int kAdding = 256, kElements = 32;  // threads of a block, which adds up so many elements
+constexpr int kAdding = 256, kElements = 32;  // threads of a block; elements that it adds up
 
-// Calls write(i, sum) for each element of the block. parts: (count, size), which blocks of the kernel before have left.
+// Calls write(i, sum) for each element of the block. parts: (count, size), written by the previous kernel.
 template <class F>
 __device__ __forceinline__ void add_parts(const float* parts, int count, int64_t size, F&& write) {
   __shared__ float sums[kAdding];
@@ -37,7 +37,7 @@ __device__ __forceinline__ void add_parts(const float* parts, int count, int64_t
   write(i, sum);
 }
 
-// y. Eight threads of a block have an element, each of them one part in eight.
+// Writes y. Eight threads of a block share an element; each of them adds every eighth part.
 template <class T>
 __global__ void __launch_bounds__(kAdding) add_kernel(const __grid_constant__ Adding a, T* y) {
   add_parts(a.parts, a.count, a.size, [&](int64_t i, float sum) {

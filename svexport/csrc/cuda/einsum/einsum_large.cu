@@ -1,11 +1,11 @@
-// A large tensor from a large and a small one.
+// A large tensor as the product of a large and a small one.
 #include "einsum/rows.cuh"
 #include "planned.cuh"
 
 namespace svexport::einsum {
 namespace {
 
-// The sums of a tile's products with columns by products of floats, one after the other.
+// Computes the sums of a tile's products with columns again by float multiplications, one after the other.
 template <class T, int J>
 __device__ __forceinline__ void exact(const Einsum& a, const char* const (&rows)[4], const T* y, int first,
                                       float (&sums)[2][J][4]) {
@@ -30,21 +30,21 @@ __device__ __forceinline__ void exact(const Einsum& a, const char* const (&rows)
   }
 }
 
-// z. The columns, M times W, are in groups of 8 * J. kPairs: elements of half types are read and stored by two, as widths
-// are even and rows begin where 4 bytes do.
+// Writes z. The M * W columns are in groups of 8 * J. kPairs: elements of half types are read and stored in pairs,
+// because widths are even and rows begin at multiples of 4 bytes.
 template <class T, int J, bool kWhole, bool kPairs>
 __global__ void __launch_bounds__(kLargeWarps * 32, 1) large_kernel(const __grid_constant__ Einsum a) {
   constexpr int E = kEach<T>, P = kPieces<T>, N = E / P, kSize = sizeof(T);
-  constexpr int kReads = J > 5 ? 1 : 2;  // of a thread, at once: as registers allow
+  constexpr int kReads = J > 5 ? 1 : 2;  // reads of a thread at once, limited by registers
   using Offsets = Vec<int, P>;
   extern __shared__ __align__(16) char shared[];
   const int lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
   const int warp = threadIdx.x / 32;
-  const bool works = warp < a.workers;  // the others help with the factors only
+  const bool works = warp < a.workers;  // the other warps only help with the factors
   const int K = a.x.count, V = a.x.width, M = a.z.count, W = a.z.width, factors = a.steps * J * 32;
   auto* const right = reinterpret_cast<Fragment<T>*>(shared);                   // (groups, steps, J, 32)
-  auto* const offsets = reinterpret_cast<Offsets*>(right + a.groups * factors);  // (steps, 4), of pieces of a row
-  auto* const columns = reinterpret_cast<int*>(offsets + a.steps * 4);          // (groups, J, 8), of results
+  auto* const offsets = reinterpret_cast<Offsets*>(right + a.groups * factors);  // (steps, 4): offsets of row pieces
+  auto* const columns = reinterpret_cast<int*>(offsets + a.steps * 4);          // (groups, J, 8): offsets of results
   char* const results = shared + a.before + warp * a.warp;
   char* const memory = results + a.count * a.z.pitch;
   Stages<kWhole> stages(memory, memory + a.stages * a.stage, works ? a.stages : 0, a.stage, 1);
@@ -67,14 +67,14 @@ __global__ void __launch_bounds__(kLargeWarps * 32, 1) large_kernel(const __grid
     const bool begins = next == first_tile;
     next += end - begin;
 
-    // What takes longest comes first: the factors, then the tiles; the tables are made meanwhile.
+    // Starts with what takes longest: the factors, then the tiles. The tables are made meanwhile.
     const T* const y = reinterpret_cast<const T*>(a.y) + s * a.y_shared + of_m * a.y_m;
     T loaded[kReads][E];
     const auto read = [&](int i0) {
       UNROLL for (int r = 0; r < kReads; ++r) {
         const int i = i0 + r * blockDim.x;
         if (r > 0 && i - lane >= a.groups * factors) break;
-        uint32_t columns_before = i / (J * 32);  // in groups
+        uint32_t columns_before = i / (J * 32);  // groups before these columns
         const uint32_t step = a.per_group.split(columns_before);
         uint32_t m = (columns_before * J + i / 32 % J) * 8 + i % 32 / 4;
         const int w = a.per_m.split(m);
@@ -98,8 +98,8 @@ __global__ void __launch_bounds__(kLargeWarps * 32, 1) large_kernel(const __grid
         const T* const from = a.x.at<const T>(s, place.outer, 0, place.first);
         char* const to = stages.at(stage);
         fetch<kWhole>(to, a.x, K, from, place.rows, 0, stages.barrier(stage));
-        // The last piece of the last row has one more: where no other element has been copied with it, what other kernels
-        // have left there need not be finite.
+        // The last piece of the last row reads one element beyond it. Clear that element where no copy has covered it:
+        // what other kernels have left there need not be finite.
         char* const beyond = to + begin_of<kWhole>(from) + place.rows * V * kSize + a.x.begin(lane);
         if (lane < K && within_16(beyond) == 0) *reinterpret_cast<T*>(beyond) = from_float<T>(0.0f);
       }
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kLargeWarps * 32, 1) large_kernel(const __grid
       }
     }
 
-    __syncthreads();  // until none needs the factors before
+    __syncthreads();  // no warp needs the previous factors now
     for (int i0 = threadIdx.x; i0 < a.groups * factors;) {
       UNROLL for (int r = 0; r < kReads; ++r) {
         if (const int i = i0 + r * blockDim.x; i < a.groups * factors) right[i].set(loaded[r], true);
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(kLargeWarps * 32, 1) large_kernel(const __grid
           multiply(sums[1], l[2], l[3], r);
         }
 
-        // An element that is not finite may have met parts of a number, or zeros in place of what is not there.
+        // A value that is not finite may have met one of a number's two parts, or a zero in place of a missing element.
         bool finite = true;
         UNROLL for (int i = 0; i < 4; ++i) {
           float zero = 0.0f;
@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(kLargeWarps * 32, 1) large_kernel(const __grid
           finite = finite && (row[i] >= place.rows || zero == 0.0f);
         }
         if (__builtin_expect(__any_sync(0xffffffffu, !finite), 0)) exact(a, rows, y, columns_at * 8 + pair * 2, sums);
-        if (columns_at == 0) {  // until the results before are out
+        if (columns_at == 0) {  // wait until the previous results are out
           if constexpr (kWhole) engine_wait();
           __syncwarp();
         }
@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(kLargeWarps * 32, 1) large_kernel(const __grid
         }
       }
       if constexpr (kWhole) publish();
-      __syncwarp();  // until all have read the tile, and the results are there
+      __syncwarp();  // all lanes have read the tile and written their results
       fetch_tile(piece + a.stages * a.workers, stage);
       const int bytes = place.rows * W * kSize;
       const auto device = [&](int m) { return reinterpret_cast<char*>(to) + m * a.z.strides[2]; };

@@ -1,4 +1,4 @@
-// Sums of products of two large tensors and a small one: what large and small share.
+// What the kernels large and small share: products of rows of two large tensors and a small one.
 #pragma once
 
 #include "bulk.cuh"
@@ -7,11 +7,11 @@
 
 namespace svexport::einsum {
 
-// A warp works on its own: it copies rows of the large tensors to shared memory as they lie in memory, some tiles ahead,
-// and multiplies them there. Which row or element stands where in the fragments is free, as long as both factors agree:
-// the orders here are those in which the lanes of a warp read from different banks.
+// Every warp works on its own. It copies rows of the large tensors to shared memory as they lie in memory, some tiles
+// ahead, and multiplies them there. Rows and elements may take any place in the fragments as long as both factors
+// agree; in the orders used here, the lanes of a warp read from different banks.
 
-// What a lane holds of a row or column in one step of a product: 8 bytes, in pieces of neighbours.
+// What a lane holds of a row or column in one step of a product: 8 bytes, as pieces of neighbouring elements.
 template <class T>
 constexpr int kEach = 8 / sizeof(T);
 template <class T>
@@ -27,7 +27,7 @@ template <>
 struct alignas(16) Fragment<float> {
   uint32_t big[2], small[2];
 
-  // A rounded first part leaves a second one of either sign. That of one factor is enough for errors to cancel.
+  // Rounding the first part leaves a second one of either sign. Doing so for one factor is enough for errors to cancel.
   __device__ __forceinline__ void set(const float (&x)[2], bool rounded = false) {
     UNROLL for (int i = 0; i < 2; ++i) {
       const Parts p = rounded ? parts(x[i]) : cut(x[i]);
@@ -37,14 +37,14 @@ struct alignas(16) Fragment<float> {
   }
 
  private:
-  // What mma_tf32 cuts off of the first part is the second one.
+  // The first part is x, of which mma_tf32 cuts off low bits; the second part is these bits.
   static __device__ __forceinline__ Parts cut(float x) {
     const uint32_t bits = __float_as_uint(x);
     return {bits, __float_as_uint(x - __uint_as_float(bits & 0xffffe000u))};
   }
 };
 
-// c += a b of 16 rows, half of them in each of two fragments, and 8 * J columns.
+// c += a b for 16 rows, 8 of them in each of a's two fragments, and 8 * J columns.
 template <class T, int J>
 __device__ __forceinline__ void multiply(float (&c)[J][4], const Fragment<T>& upper, const Fragment<T>& lower,
                                          const Fragment<T> (&b)[J]) {
@@ -60,22 +60,22 @@ __device__ __forceinline__ void multiply(float (&c)[J][4], const Fragment<T>& up
   }
 }
 
-// A large tensor; strides in bytes, of S, O and the third dimension.
+// A large tensor. Strides are in bytes: of S, O and the third dimension.
 struct Large {
   char* data;
   int64_t strides[3];
-  int count, width;  // of the third and the last dimension
-  int slip;          // bytes of 16 by which each of them begins after the one before
-  int pitch;         // bytes in shared memory of a tile of one of them
-  const char* end;   // of the tensor
-  bool ragged;       // whether it ends within 16 bytes
+  int count, width;  // sizes of the third and the last dimension
+  int slip;          // third stride modulo 16 bytes
+  int pitch;         // bytes in shared memory of a tile, for one element of the third dimension
+  const char* end;   // end of the tensor
+  bool ragged;       // whether the tensor ends off a multiple of 16 bytes
 
   template <class T>
   __device__ __forceinline__ T* at(int64_t s, int64_t o, int64_t k, int64_t row) const {
     return reinterpret_cast<T*>(data + s * strides[0] + o * strides[1] + k * strides[2] +
                                 row * width * static_cast<int>(sizeof(T)));
   }
-  // Where in shared memory the rows of one of `count` begin, but for where those of the first do in 16 bytes.
+  // Where in shared memory the rows of element k begin, less the offset of element 0 within 16 bytes.
   __device__ __forceinline__ int begin(int k) const { return k * pitch + (k * slip & 15); }
 };
 
@@ -84,23 +84,23 @@ struct Einsum {
   char* y;
   int64_t y_shared, rows;           // the stride of y over S; T
   int y_k, y_v, y_m, y_w;           // the other strides of y
-  int shared, tiles;                // S, times those that are apart; tiles of one of these
-  Divider apart;                    // of M or, for a sum, of K, if each has tiles of its own, their count being 1; else 1
-  Divider per_shared, per_outer;    // tiles of one of S, and of one of O
-  int steps, groups;                // of the product over K and V; of the columns, M times W
+  int shared, tiles;                // S times what is apart; tiles of each of these
+  Divider apart;                    // M (for a sum: K) if its elements have tiles of their own, and count is 1; else 1
+  Divider per_shared, per_outer;    // tiles of one element of S, and of one of O
+  int steps, groups;                // steps of the product over K and V; groups of the M * W columns
   Divider per_group, per_k, per_m;  // steps of a group; pieces, or elements, of one of K; columns of one of M
-  int workers, stages;              // warps that have tiles; those of a warp that are under way
-  int before, stage, warp;          // bytes of shared memory: in front of what the warps have, of a stage, of a warp
+  int workers, stages;              // warps that have tiles; tiles of a warp in flight
+  int before, stage, warp;          // bytes of shared memory: before the warps', of a stage, of a warp
   float* partials;                  // (parts, S, K, V, W)
   int parts;
-  Divider per_row;  // kTogether elements of W
-  // Of large_kernel:
-  Divider per_block;            // blocks that have `span` tiles between them
-  int count;                    // of M, that a warp does
-  int span, each, more;         // each: tiles of a block; more: blocks that have another one
+  Divider per_row;                  // groups of kNeighbours elements of W
+  // For large_kernel only:
+  Divider per_block;            // blocks that share `span` tiles
+  int count;                    // elements of M that a warp does
+  int span, each, more;         // each: tiles of a block; more: blocks that do one more
 };
 
-// One of so many equal parts of 0, 1, .., count - 1.
+// Part `part` of 0, 1, .., count - 1, which is cut into `parts` parts of about equal size.
 struct Range {
   int begin, end;
 
@@ -126,7 +126,7 @@ struct Place {
 
 __device__ __forceinline__ int within_16(const void* p) { return static_cast<int>(reinterpret_cast<uintptr_t>(p) & 15); }
 
-// Back to global memory by the copy engine.
+// Copies from shared to global memory by the copy engine.
 __device__ __forceinline__ void engine_put(char* to, const char* from, int bytes) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(shared_address(from)), "r"(bytes)
@@ -134,18 +134,18 @@ __device__ __forceinline__ void engine_put(char* to, const char* from, int bytes
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 #endif
 }
-// Until it has read what this thread puts.
+// Waits until the copy engine has read what this thread puts.
 __device__ __forceinline__ void engine_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 #endif
 }
 
-// The stages of a warp: their tiles are fetched in pieces or, kWhole, by the copy engine.
+// The stages of a warp. Their tiles are fetched in pieces or, if kWhole, by the copy engine.
 template <bool kWhole>
 class Stages {
  public:
-  // barriers: where those are, of 8 bytes a stage; fetches: of a stage.
+  // barriers: 8 bytes for each stage; fetches: calls of fetch() that fill a stage.
   __device__ __forceinline__ Stages(char* memory, char* barriers, int stages, int bytes, int fetches)
       : memory_(memory), barriers_(shared_address(barriers)), stages_(stages), bytes_(bytes) {
 #if __CUDA_ARCH__ >= 900
@@ -160,7 +160,7 @@ class Stages {
   __device__ __forceinline__ char* at(int stage) const { return memory_ + stage * bytes_; }
   __device__ __forceinline__ uint32_t barrier(int stage) const { return barriers_ + stage * 8; }
 
-  // Until the tiles of a stage are there.
+  // Waits until the tiles of a stage are there.
   __device__ __forceinline__ void wait(int stage) {
     if constexpr (kWhole) {
       wait_for(barrier(stage), turns_ >> stage & 1);
@@ -178,8 +178,8 @@ class Stages {
   uint32_t turns_ = 0;
 };
 
-// Copies rows of `count` to shared memory, where they begin at the same place of 16 bytes as they do where they come from,
-// with zeros behind them until there are `filled` rows, but for the piece of 16 bytes in which they end.
+// Copies rows of `count` elements of the third dimension to shared memory, where they keep their offset within 16
+// bytes. Fills up with zeros to `filled` rows, beginning behind the piece of 16 bytes in which the rows end.
 template <bool kWhole, class T>
 __device__ __forceinline__ void fetch(char* to, const Large& t, int count, const T* first, int rows, int filled,
                                       uint32_t barrier) {
@@ -190,14 +190,14 @@ __device__ __forceinline__ void fetch(char* to, const Large& t, int count, const
     if (lane == 0) expect_bytes(barrier, bytes * count);
     if (lane < count) copy_bulk(to + lane * t.pitch, from + lane * t.strides[2], bytes, barrier);
   } else {
-    // Whole pieces, with what lies around the rows.
+    // Copies whole pieces, with what lies around the rows.
     for (int k = 0; k < count; ++k, from += t.strides[2]) {
       const int before = within_16(from), end = before + bytes;
       int pieces = ceil_div(end, 16);
       char* shared = to + t.begin(k) + begin - before + lane * 16;
       const char* device = from - before + lane * 16;
-      // The last one of the tensor may end behind it: its elements, and a zero. memcheck takes a piece of fewer bytes for
-      // one of 16.
+      // The tensor may end inside its last piece: copy that piece's elements one by one, and a zero. memcheck takes an
+      // asynchronous copy of fewer bytes for one of 16.
       if (t.ragged && from - before + pieces * 16 > t.end) {
         const int i = --pieces * 16 + lane * kSize;
         if (i <= end) {
@@ -205,7 +205,7 @@ __device__ __forceinline__ void fetch(char* to, const Large& t, int count, const
           store(reinterpret_cast<T*>(shared - lane * 16 + i), last);
         }
       }
-#pragma unroll 1  // few rows take longer to fetch instructions than elements
+#pragma unroll 1  // few rows: fetching unrolled instructions would take longer than fetching elements
       for (int i = pieces - lane; i > 0; i -= 32, shared += 512, device += 512) copy_async(shared, device, true);
     }
   }
@@ -221,7 +221,7 @@ __device__ __forceinline__ void fetch(char* to, const Large& t, int count, const
   if constexpr (kWhole) publish();
 }
 
-// Zeros from the rows of a tile that have come to where fetch() has filled it.
+// Writes zeros between the end of a tile's rows and the place where fetch() begins to fill up.
 template <class T>
 __device__ __forceinline__ void clear_last(char* rows, const Large& t, int count, int bytes) {
   const int lane = threadIdx.x % 32;
@@ -233,13 +233,13 @@ __device__ __forceinline__ void clear_last(char* rows, const Large& t, int count
   }
 }
 
-// Where in 16 bytes rows begin that are at `first` in device memory.
+// Offset within 16 bytes, in shared memory, of rows that are at `first` in device memory.
 template <bool kWhole>
 __device__ __forceinline__ int begin_of(const void* first) {
   return kWhole ? 0 : within_16(first);
 }
 
-// Bytes out of shared memory, where they begin at the same place of 16 bytes as they do where they go.
+// Copies out of shared memory. Source and destination have the same offset within 16 bytes.
 template <class T>
 __device__ __forceinline__ void put(T* first, const char* from, int bytes) {
   constexpr int kSize = sizeof(T), kPiece = 16 / kSize;
@@ -250,7 +250,7 @@ __device__ __forceinline__ void put(T* first, const char* from, int bytes) {
   for (int i = (begin ? 16 : 0) + lane * 16; i < last; i += 512) {
     store(reinterpret_cast<uint32_t*>(to + i), load<uint32_t, 4>(reinterpret_cast<const uint32_t*>(from + i)));
   }
-  // The elements of the first and of the last 16 bytes, which need not all be theirs.
+  // Elements of the first and the last 16 bytes, which may hold other rows' elements too.
   const bool is_last = lane >= kPiece;
   const int i = lane % kPiece * kSize + (is_last ? last : 0);
   if (lane < 2 * kPiece && i >= begin && i < end && (is_last ? last || !begin : begin)) {
@@ -274,11 +274,11 @@ inline bool large(const Tensor& t, Large* to) {
   return (t.strides[4] == 1 || width == 1) && (t.strides[3] == width || t.sizes[3] == 1);
 }
 
-// All that does not depend on how the work is divided.
+// Sets all that does not depend on how the work is divided. False if strides or sizes do not suit the kernels.
 inline bool describe(const Tensor& x, const Tensor& y, const Tensor& z, Einsum* a) {
   if (!large(x, &a->x) || !large(z, &a->z)) return false;
   a->y = static_cast<char*>(y.data);
-  int64_t last = 0;  // of one of S
+  int64_t last = 0;  // offset of the last element within one element of S
   for (int i = 1; i < 5; ++i) last += (y.sizes[i] - 1) * y.strides[i];
   if (last > INT32_MAX || y.numel() > INT32_MAX) return false;
   a->y_shared = y.strides[0];

@@ -1,4 +1,4 @@
-// What runs a tactic of einsum, kernel by kernel: for einsum.cu alone. Host C++.
+// The functions by which einsum.cu runs tactics, one for each kernel. Host C++.
 #pragma once
 
 #include "einsum/tactics.h"
@@ -13,11 +13,11 @@ struct Call {
   Launch launch;
   Tensor x, y, z;   // (S, O, K, T, V), (S, K, V, M, W), (S, O, M, T, W)
   void* workspace;
-  bool early;       // as einsum_views() has it
+  bool early;       // as in einsum_views()
   cudaStream_t stream;
 };
 
-// y as its parts lie in memory, (count, S, K, V, W): what of it is which does not matter.
+// y as the sum of parts (count, S, K, V, W); any four dimensions may take the places of S, K, V and W.
 struct PartedSum {
   const float* parts;
   int count;
@@ -26,11 +26,11 @@ struct PartedSum {
   DType dtype;
 };
 
-cudaError_t add_up(const PartedSum& sum, cudaStream_t stream);  // as soon as the kernel before has left the parts
+cudaError_t add_up(const PartedSum& sum, cudaStream_t stream);  // waits for the kernel that writes the parts
 
 cudaError_t run_large(const Call& call);
 template <class T>
-cudaError_t run_small(const Call& call);  // each type in a source of its own
+cudaError_t run_small(const Call& call);  // each type is instantiated in its own source
 cudaError_t run_channel_product(const Call& call);
 cudaError_t run_channel_correlation(const Call& call);
 

@@ -1,4 +1,4 @@
-// A small tensor from two large ones: sums over their rows.
+// A small tensor as sums over the rows of two large ones.
 #pragma once
 
 #include "einsum/rows.cuh"
@@ -9,8 +9,8 @@ namespace svexport::einsum {
 template <int J>
 constexpr int kSumPitch = sum_pitch(J);
 
-// The sums of a warp, 16 * I of K times V from kv0 on, by products of floats, one after the other, from device memory:
-// of its tiles in `range`, to (16 * I, kSumPitch) in shared memory.
+// Computes a warp's sums again by float multiplications, one after the other, from device memory: 16 * I of the K * V
+// sums, from kv0 on, over its tiles in `range`. Writes (16 * I, kSumPitch) to shared memory.
 template <class T, int I, int J>
 __device__ __forceinline__ void exact(const Einsum& a, uint32_t s, int of_k, int kv0, const Range& range, float* to) {
   const int lane = threadIdx.x % 32, V = a.x.width, W = a.z.width;
@@ -36,18 +36,18 @@ __device__ __forceinline__ void exact(const Einsum& a, uint32_t s, int of_k, int
   }
 }
 
-// sums += products of a tile's rows of x, V wide, of which a lane has the elements at `offsets`, and of z, 8 * J columns
-// of W. A lane has eight rows.
+// sums += products of a tile's rows of x, which are V wide and of which a lane has the elements at `offsets`, and of z,
+// 8 * J columns for W. A lane has eight rows.
 template <class T, int I, int J>
 __device__ __forceinline__ void add_tile(float (&sums)[I][J][4], const char* x, const char* z, const int (&offsets)[2 * I],
                                          int V, int W) {
   constexpr int E = kEach<T>, kSize = sizeof(T), kSums = I * J * 4;
   const int group = threadIdx.x % 32 / 4, row = threadIdx.x % 4 * 8;
-  float part[I][J][4] = {};  // tensor cores cut off what does not fit into a long sum, the additions below round
+  float part[I][J][4] = {};  // tensor cores truncate in long sums; the additions below round
   UNROLL for (int step = 0; step < kRows / (4 * E); ++step) {
     Fragment<T> r[J];
     UNROLL for (int j = 0; j < J; ++j) {
-      T of[E];  // behind the columns it is x, and not used
+      T of[E];  // beyond W these are elements of x, whose products are not used
       UNROLL for (int e = 0; e < E; ++e) of[e] = element<T>(z + ((row + step * E + e) * W + j * 8 + group) * kSize);
       r[j].set(of, true);
     }
@@ -72,14 +72,14 @@ __device__ __forceinline__ T* small_at(const Einsum& a, uint32_t s, int k, int v
   return reinterpret_cast<T*>(a.y) + static_cast<int64_t>(s) * a.y_shared + (k * a.y_k + v * a.y_v + w * a.y_w);
 }
 
-constexpr int kNeighbours = 4;  // of W that a thread adds up
+constexpr int kNeighbours = 4;  // elements of W that a thread adds up
 
-// Threads for which there must be registers. Few rows are blocks of few warps, of which several are to fit: for floats with
-// 168 registers, which the compiler would exceed.
+// Threads of the launch bound. Few rows make blocks of few warps, several of which should fit: for floats with 168
+// registers, which the compiler would exceed otherwise.
 template <class T, int I, int J>
 constexpr int kSmallBound = (sizeof(T) == 4 && I == kFewSums && J == 4 ? 12 : kSmallWarps) * 32;
 
-// Parts of y, or y, of 16 * I of K times V and all W, at most 8 * J. A warp adds up tiles.
+// Writes y, or parts of y: 16 * I of the K * V sums and all of W, at most 8 * J. Every warp adds up tiles.
 template <class T, int I, int J, bool kWhole>
 __global__ void __launch_bounds__(kSmallBound<T, I, J>) small_kernel(const __grid_constant__ Einsum a) {
   constexpr int kSize = sizeof(T), kSums = I * J * 4;
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kSmallBound<T, I, J>) small_kernel(const __gri
 #pragma unroll 1
   for (int i = 0; i < a.stages; ++i) fetch_tile(begin + warp + i * warps, i);
 
-  int offsets[2 * I];  // of this lane's K and V
+  int offsets[2 * I];  // bytes, to the elements of K and V of this lane
   UNROLL for (int i = 0; i < 2 * I; ++i) {
     uint32_t k = min(kv0 + group + 8 * i, kv - 1);
     const uint32_t v = a.per_k.split(k);
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(kSmallBound<T, I, J>) small_kernel(const __gri
       __syncwarp();
     }
     add_tile<T>(sums, x, z, offsets, V, W);
-    __syncwarp();  // until all have read the tile
+    __syncwarp();  // all lanes have read the tile
     fetch_tile(tile + a.stages * warps, stage);
   }
 
@@ -138,15 +138,15 @@ __global__ void __launch_bounds__(kSmallBound<T, I, J>) small_kernel(const __gri
   UNROLL for (int i = 0; i < kSums; ++i) {
     if (i / 4 % J * 8 + pair * 2 + i % 2 < W) zero = fmaf(sums[i / 4 / J][i / 4 % J][i % 4], 0.0f, zero);
   }
-  auto* const mine_at = reinterpret_cast<float*>(memory);  // where the tiles were, (16 * I, kSumPitch)
+  auto* const mine_at = reinterpret_cast<float*>(memory);  // in place of the tiles: (16 * I, kSumPitch)
   UNROLL for (int i = 0; i < kSums; i += 2) {
     const auto& four = sums[i / 4 / J][i / 4 % J];
     store(mine_at + (i / 4 / J * 16 + i % 4 / 2 * 8 + group) * kSumPitch<J> + i / 4 % J * 8 + pair * 2,
           Vec<float, 2>{four[i % 4], four[i % 4 + 1]});
   }
-  // Parts of what is not finite, or of what it meets, add up to something else.
+  // The two parts of a value that is not finite, or of one that it is multiplied with, do not add up to its product.
   if (__builtin_expect(__any_sync(0xffffffffu, !(zero == 0.0f)), 0)) {
-    // The range is found again where registers are short.
+    // Where registers are short, compute the range again.
     const Range mine = kSmallBound<T, I, J> > kSmallWarps * 32 ? Range(a.tiles, blockIdx.x, gridDim.x) : range;
     exact<T, I, J>(a, s, of_k, kv0, mine, mine_at);
   }
@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(kSmallBound<T, I, J>) small_kernel(const __gri
     const int first = static_cast<int>(a.per_row.split(row)) * kNeighbours;
     const char* const from = shared + (row * kSumPitch<J> + first) * sizeof(float);
     Vec<float, kNeighbours> of[kSmallWarps];
-    UNROLL for (int j = 0; j < kSmallWarps; ++j) {  // all at once
+    UNROLL for (int j = 0; j < kSmallWarps; ++j) {  // load all of them before adding
       of[j] = load<float, kNeighbours>(reinterpret_cast<const float*>(from + (j < warps ? j * a.warp : 0)));
     }
     const auto put = [&](auto* to, int stride) {
@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(kSmallBound<T, I, J>) small_kernel(const __gri
       put(part + row * W + first, 1);
     }
   }
-  wait_for_previous();  // also where there was no need: what comes next waits for this kernel alone
+  wait_for_previous();  // even where nothing was needed: the next kernel waits for this one only
 }
 
 template <class T>
@@ -209,7 +209,7 @@ cudaError_t run_small(const Call& call) {
   if (a.parts == 1 || status != cudaSuccess) return status;
   PartedSum sum{a.partials, a.parts, {}, {}, call.y.data, call.y.dtype};
   for (int i = 0; i < 4; ++i) {
-    sum.sizes[i] = call.y.sizes[i + i / 3];  // but for M, of which there is one
+    sum.sizes[i] = call.y.sizes[i + i / 3];  // skips M, which is 1
     sum.strides[i] = call.y.strides[i + i / 3];
   }
   return add_up(sum, call.stream);

@@ -1,4 +1,4 @@
-// What is asked of einsum, the ways to run it and which is the cheapest. Host C++, no CUDA.
+// The problem einsum solves, the tactics that solve it and what each of them costs. Host C++, no CUDA.
 #pragma once
 
 #include <algorithm>
@@ -11,46 +11,46 @@ namespace svexport::einsum {
 
 struct Figures;
 
-// Three tensors that share dimensions in pairs: x (S, O, K, T, V) and z (S, O, M, T, W), both large, and y (S, K, V, M, W),
-// small; y or z is what is asked for. Where S, V and W are 1, K and M are channels, and T positions.
+// Three tensors that share dimensions in pairs: x (S, O, K, T, V) and z (S, O, M, T, W) are large, y (S, K, V, M, W) is
+// small. The result is y or z. Where S, V and W are 1, K and M are channels and T is positions.
 struct Problem {
   static constexpr const char* kOp = "einsum";
   using Figures = einsum::Figures;
-  int32_t sums = 0;  // whether y is asked for, the sum of x z over O and T; else z, that of x y over K and V
+  int32_t sums = 0;  // whether the result is y, the sum of x z over O and T; else it is z, the sum of x y over K and V
   int64_t shared = 1, outer = 1, rows = 1;  // S, O, T
   int64_t x_count = 1, x_width = 1;         // K, V
   int64_t z_count = 1, z_width = 1;         // M, W
   int32_t item_size = 4;
   int32_t whole = 0;    // whether every 32 rows of x and z begin and end at multiples of 16 bytes
-  int32_t pairs = 0;    // whether every two neighbours of their rows lie within the same 4 bytes
-  int32_t aligned = 1;  // positions, 4 at most, at a multiple of whose bytes as many begin
+  int32_t pairs = 0;    // whether every row of x and z begins and ends at a multiple of 4 bytes
+  int32_t aligned = 1;  // the most positions, up to 4, that lie in aligned words of their joint size
 
   SVEXPORT_EACH(sums, shared, outer, rows, x_count, x_width, z_count, z_width, item_size, whole, pairs, aligned)
 };
 
-// Of large and small, whose warps each have tiles of rows in shared memory.
-constexpr int kRows = 32;       // of a tile
-constexpr int kMostStages = 4;  // tiles of a warp that are under way
-constexpr int kLargeWarps = 16, kSmallWarps = 8;           // of a block, at most
-constexpr int kLargestWidth = 64, kLargestCount = 8;       // of V and W, and of K and M
-constexpr int kFewSums = 3;  // tiles of 16 of K times V that a warp adds up, where there are few rows
+// Constants of large and small, in which every warp keeps tiles of rows in shared memory.
+constexpr int kRows = 32;       // rows of a tile
+constexpr int kMostStages = 4;  // most tiles of a warp in flight
+constexpr int kLargeWarps = 16, kSmallWarps = 8;      // most warps of a block
+constexpr int kLargestWidth = 64, kLargestCount = 8;  // largest V and W; largest K and M
+constexpr int kFewSums = 3;  // tiles of 16 of the K * V sums that a warp adds up where rows are few
 
-// Of the kernels of channels.
+// Constants of channel_product and channel_correlation.
 constexpr int kMostChannels = 4096;
-constexpr int kPositions = 32, kTogether = 4;      // of a warp of channel_product; warps of a team
+constexpr int kPositions = 32, kTogether = 4;      // positions of a warp of channel_product; warps of a team
 constexpr int kRun = kTogether * kPositions;       // positions of a team
-constexpr int kResults = 16;                       // columns that it stores at once
+constexpr int kResults = 16;                       // columns that a team stores at once
 constexpr int kTall = 128, kNarrow = 64;           // rows and columns of a block of channel_correlation
-constexpr int kFetchPieces = 8;                         // of 16 bytes of positions, in one of its fetches
-constexpr int kSlots = 6;                          // fetches in shared memory
-constexpr int kCorrelating = 512;                  // threads
+constexpr int kFetchPieces = 8;                    // pieces of 16 bytes in one fetch of channel_correlation
+constexpr int kSlots = 6;                          // fetches that fit in shared memory
+constexpr int kCorrelating = 512;                  // threads of a block
 
-// Of large and small the elements of M or K: a warp has them all, or blocks apart read tiles of x again.
+// Whether one warp does all elements of M or K, or separate blocks do one each and read the other tensor's tiles again.
 enum class Of : int32_t { kOne, kApart };
 constexpr const char* kOfNames[] = {"one", "apart"};
 inline const char* name_of(Of e) { return kOfNames[static_cast<int>(e)]; }
 
-// matrices: a product of matrices, of copies where an operand lies in another order; cuBLAS's in torch, else matmul.h's.
+// matrices: a matrix product, on copies of operands that lie in another order; torch runs cuBLAS's, others matmul.h's.
 enum class Kernel : int32_t { kLarge, kSmall, kChannelProduct, kChannelCorrelation, kMatrices };
 constexpr const char* kKernelNames[] = {"large", "small", "channel_product", "channel_correlation", "matrices"};
 inline const char* name_of(Kernel e) { return kKernelNames[static_cast<int>(e)]; }
@@ -58,9 +58,9 @@ inline const char* name_of(Kernel e) { return kKernelNames[static_cast<int>(e)];
 struct Tactic {
   Kernel kernel = Kernel::kMatrices;
   Of of = Of::kOne;
-  int32_t columns = 0;  // of large and small tiles of 8 that a warp multiplies at once; of channel_product, of a block
-  int32_t sums = 0;     // of small: tiles of 16 of K times V that a warp adds up
-  bool engine = false;  // whether the copy engine fetches tiles of large and small
+  int32_t columns = 0;  // large, small: tiles of 8 columns that a warp multiplies at once; channel_product: of a block
+  int32_t sums = 0;     // small: tiles of 16 of the K * V sums that a warp adds up
+  bool engine = false;  // large, small: whether the copy engine fetches the tiles
 
   int32_t id() const {
     const int32_t detail = kernel == Kernel::kSmall ? sums : kernel == Kernel::kChannelProduct ? columns / 32 : 0;
@@ -70,39 +70,39 @@ struct Tactic {
   SVEXPORT_EACH(kernel, of, columns, sums, engine)
 };
 
-// Of the cost function, microseconds unless it says otherwise; where there are two, of float32 and of half types.
+// Constants of the cost function, in microseconds unless stated otherwise. Pairs are for float32 and half types.
 struct Figures {
-  float launch[1];        // of a kernel that is not small
-  float large[2];         // of a warp for a tile of rows and 8 columns
-  float apart[1];         // time over that of the estimate, of blocks apart
-  float small[4];         // of a launch, of a block, until a tile is there, of a product in the sum over warps
-  float small_product[2];  // of a warp for a product of 16 by 8 by 32 rows
-  float small_read[2];     // for reading 8 of its rows or columns
-  float small_byte[1];     // for fetching one
-  float small_parts[2];    // of the kernel that adds parts up; for one of their floats
-  float small_time[2];     // time over that of the estimate: of crowded registers; of 2 sums
-  float usual[2];  // time over that of the estimate of sums that are not the usual ones; where it is a single one
-  float channel[2];         // of a multiprocessor for a channel of one turn of 64 columns
-  float columns32[2];       // beside all turns of 32 columns, and for each, as of one of 64
-  float correlation[2];     // time over that of reading; of adding parts up
-  float matrices[2];        // of products of matrices beside their work; time over that of copying all tensors once
+  float launch[1];        // launch of any kernel but small
+  float large[2];         // of a warp, for a tile of rows and 8 columns
+  float apart[1];         // factor on the estimate where blocks are apart
+  float small[4];         // a launch; a block; until a tile is there; a product in the sum over warps
+  float small_product[2];  // of a warp, for a product of 16 by 8 by 32 rows
+  float small_read[2];     // of a warp, for reading 8 of the product's rows or columns
+  float small_byte[1];     // of a warp, for fetching one byte
+  float small_parts[2];    // the kernel that adds parts up; one float of these parts
+  float small_time[2];     // factors on the estimate: for crowded registers; for 2 sums
+  float usual[2];  // factors on the estimate for sums other than the usual: in general; where S is 1
+  float channel[2];         // of a multiprocessor, for a channel of one turn of 64 columns
+  float columns32[2];       // for 32 columns: all turns together, each turn; in turns of 64 columns
+  float correlation[2];     // factor on the time of reading; adding parts up
+  float matrices[2];        // overhead of products of matrices; factor on the time of copying all tensors once
 
   SVEXPORT_EACH(launch, large, apart, small, small_product, small_read, small_byte, small_parts, small_time, usual,
                 channel, columns32, correlation, matrices)
 };
 
 inline int int_of(int64_t n) { return static_cast<int>(n); }
-inline int half_of(const Problem& p) { return p.item_size == 4 ? 0 : 1; }  // the place in a pair of figures
+inline int half_of(const Problem& p) { return p.item_size == 4 ? 0 : 1; }  // index into a pair of Figures
 
-// Bytes in shared memory of a tile of one of K or M.
+// Bytes in shared memory of a tile, for one element of K or M.
 inline int pitch_of(int64_t width, int64_t item_size) { return int_of(kRows * width * item_size) + 32; }
 
-// Floats from row to row of the sums of a warp of small in shared memory: its lanes store to different banks.
+// Floats between rows of the sums that a warp of small keeps in shared memory; lanes then store to different banks.
 constexpr int sum_pitch(int columns) { return columns % 2 ? 8 * columns : 8 * columns + 8; }
 
-inline int64_t tiles_of(const Problem& p) { return p.outer * ceil_of(p.rows, kRows); }  // of one of S
+inline int64_t tiles_of(const Problem& p) { return p.outer * ceil_of(p.rows, kRows); }  // of one element of S
 
-// Blocks that a multiprocessor has at once.
+// Blocks that a multiprocessor holds at once.
 inline int resident(const Gpu& gpu, int warps, int registers, int bytes) {
   const int by_memory = (gpu.shared_memory + 1024) / (bytes + 1024);
   return std::max(1, std::min(by_memory, 65536 / (int_of(ceil_of(registers, 8)) * 256 * warps)));
@@ -110,13 +110,13 @@ inline int resident(const Gpu& gpu, int warps, int registers, int bytes) {
 
 // How large divides its work.
 struct Division {
-  int apart, count;           // 1 or, of M, those that are apart, and those that a warp does
-  int columns;                // of 8, that a warp does at once
-  int steps, groups, before;  // of the product over K and V; of the columns, M times W; bytes in front of what warps have
-  int pieces, workers = 0;    // of a block, of one of S; warps that have any
-  int stages = 0, warp = 0;   // tiles of a warp that are under way, and bytes of all it has
-  int64_t shared, tiles;      // S, times those that are apart; of one of these
-  bool even = false;          // whether no block works on two of S
+  int apart, count;           // elements of M in separate blocks, or 1; elements of M that a warp does
+  int columns;                // tiles of 8 columns that a warp does at once
+  int steps, groups, before;  // steps of the product over K and V; groups of the M * W columns; bytes before the warps'
+  int pieces, workers = 0;    // most tiles of a block for one element of S; warps that have tiles
+  int stages = 0, warp = 0;   // tiles of a warp in flight; bytes of a warp in shared memory
+  int64_t shared, tiles;      // S times `apart`; tiles of each of these
+  bool even = false;          // whether every block works on one element of S only
   bool fits;
 
   Division(const Problem& p, Of of, const Gpu& gpu)
@@ -125,8 +125,8 @@ struct Division {
         shared(p.shared * apart),
         tiles(tiles_of(p)) {
     const int size = p.item_size, K = int_of(p.x_count), half_width = int_of(ceil_of(p.x_width, 2));
-    // For every group of columns the rows are read anew, which takes as long as 4 tiles of columns. 7 are for half types
-    // alone.
+    // Every group of columns reads the rows again, which takes as long as 4 tiles of columns. Only half types have a
+    // kernel for 7 tiles.
     const auto all = int_of(ceil_of(count * p.z_width, 8));
     const auto time = [&](int n) { return ceil_of(all, n) * (4 + n); };
     columns = 2;
@@ -135,19 +135,19 @@ struct Division {
     }
     groups = int_of(ceil_of(all, columns));
     steps = int_of(ceil_of(int64_t{K} * half_width, size == 4 ? 4 : 8));
-    const int fragment = size == 4 ? 16 : 8;  // bytes of a lane of a step, floats in two parts
+    const int fragment = size == 4 ? 16 : 8;  // bytes that a lane holds for a step; floats are in two parts
     before = groups * columns * 32 * (steps * fragment + 1) + steps * 32;
     const int stage = K * pitch_of(p.x_width, size), results = count * pitch_of(p.z_width, size);
     const int room = gpu.shared_memory - before;
     const auto bytes_of = [&](int n) { return int_of(ceil_of(n * (stage + 8), 16)) * 16 + results; };
-    // Warps hide more than tiles under way.
+    // More warps hide more latency than more tiles in flight do.
     stages = room / bytes_of(2) >= 12 ? 2 : 1;
     while (stages < kMostStages && room / bytes_of(stages + 1) >= kLargeWarps) ++stages;
     pieces = int_of(std::min(tiles, ceil_of(tiles * shared, gpu.multiprocessors)));
     fits = room / bytes_of(stages) >= 2 && tiles * shared <= INT32_MAX / 2;
     if (!fits) return;
     workers = std::min(kLargeWarps, room / bytes_of(stages));
-    if (shared <= gpu.multiprocessors) {  // where all tiles are done at once, factors are better read once than by all
+    if (shared <= gpu.multiprocessors) {  // if one wave does all tiles, let a block read one element's factors only
       const int64_t most = ceil_of(tiles, gpu.multiprocessors / shared);
       even = most <= workers;
       if (even) pieces = int_of(most);
@@ -157,19 +157,19 @@ struct Division {
     warp = bytes_of(stages);
   }
 
-  // One block a processor has all its tiles.
+  // Whether one block a multiprocessor, each warp with one tile at most, does all tiles.
   bool at_once(const Gpu& gpu) const { return pieces <= workers && shared <= gpu.multiprocessors; }
 };
 
-// Tiles of 16 of K times V that a warp adds up at most, with so many of 8 columns: as registers hold twice.
+// Most tiles of 16 of the K * V sums that a warp adds up for `columns` tiles of 8: registers hold each sum twice.
 constexpr int most_sums(int columns) { return columns > 7 ? 2 : columns > 5 ? 3 : columns > 4 ? 4 : 5; }
 
 inline int columns_of_small(const Problem& p) {
   const int columns = std::max(2, int_of(ceil_of(p.z_width, 8)));
-  return columns == 7 ? 8 : columns;  // for which there is no kernel of its own
+  return columns == 7 ? 8 : columns;  // 7 tiles have no kernel of their own
 }
 
-// Whether rows are so few that it takes less time to read them more often, each time for fewer sums.
+// Whether rows are so few that reading them more often, for fewer sums each time, takes less time.
 inline bool few_rows(const Problem& p, const Gpu& gpu) {
   return p.shared * tiles_of(p) <= int64_t{kSmallWarps} * gpu.multiprocessors;
 }
@@ -180,11 +180,11 @@ inline int usual_sums(const Problem& p, const Gpu& gpu) {
 
 // How small divides its work.
 struct Sums {
-  int64_t shared;     // S or, where each of K is apart, times K
-  int count;          // K, or 1
-  int groups, parts;  // of y; of the sum over rows
+  int64_t shared;     // S, or S * K where the elements of K are apart
+  int count;          // K, or 1 where they are apart
+  int groups, parts;  // groups of y; parts of the sum over rows
   int each;           // tiles of a part
-  int stage, stages = 0, warps = 0, warp = 0;  // bytes of a stage; stages of a warp; warps; bytes of a warp
+  int stage, stages = 0, warps = 0, warp = 0;  // bytes of a stage; stages of a warp; warps of a block; bytes of a warp
 
   Sums(const Problem& p, const Tactic& t, const Gpu& gpu)
       : shared(p.shared * (t.of == Of::kApart ? p.x_count : 1)),
@@ -192,7 +192,7 @@ struct Sums {
     const int V = int_of(p.x_width), rows = 16 * t.sums, size = p.item_size;
     groups = int_of(ceil_of(int64_t{count} * V, rows));
     const int64_t tiles = tiles_of(p), blocks_each = shared * groups, processors = gpu.multiprocessors;
-    // As many parts as leave the fewest processors idle, in fewer or shorter waves of blocks.
+    // Choose the number of parts whose waves of blocks leave the fewest multiprocessors idle.
     const int64_t most_parts = std::max<int64_t>(1, tiles / kSmallWarps);
     int64_t best = std::max<int64_t>(1, std::min(most_parts, processors / blocks_each));
     for (int64_t i = best + 1; i <= std::min<int64_t>(most_parts, 8); ++i) {
@@ -202,8 +202,8 @@ struct Sums {
     each = int_of(ceil_of(tiles, parts));
     stage = std::min(count, (rows - 2) / V + 2) * pitch_of(p.x_width, size) + pitch_of(p.z_width, size);
     const int sums = rows * sum_pitch(t.columns) * 4;
-    for (int n = kMostStages; n > 0; --n) {  // the most tiles under way
-      // Barriers stay what they are: sums take the place of tiles alone.
+    for (int n = kMostStages; n > 0; --n) {  // prefer the most tiles in flight
+      // The sums overwrite the tiles but never the barriers behind them.
       const int bytes = std::max(n * stage, sums) + int_of(ceil_of(n * 8, 16)) * 16;
       const int fit = std::min(kSmallWarps, gpu.shared_memory / bytes), used = std::min(fit, each);
       if (fit < 2 || std::min(used * n, each) < std::min(warps * stages, each)) continue;
@@ -215,22 +215,22 @@ struct Sums {
   bool fits() const { return warps > 0 && shared <= 65535; }
 };
 
-// How channel_product divides its work, with so many columns of z in a block.
+// How channel_product divides its work, with `columns` columns of z in a block.
 constexpr int channels_of_fetch(int item_size) { return 64 / item_size; }
-constexpr int channel_pitch(int item_size) { return (kRun + 8) * item_size; }  // of what was fetched: lanes meet in no bank
+constexpr int channel_pitch(int item_size) { return (kRun + 8) * item_size; }  // padded against bank conflicts
 constexpr int result_pitch(int item_size) { return kRun * item_size + 16; }
-constexpr int stages_of_team(int columns) { return columns == 64 ? 3 : 4; }  // fetches under way, one being read
-constexpr int most_teams(int columns) { return columns > 32 ? 3 : 4; }  // as registers allow
+constexpr int stages_of_team(int columns) { return columns == 64 ? 3 : 4; }  // stages, one of which is being read
+constexpr int most_teams(int columns) { return columns > 32 ? 3 : 4; }  // limited by registers
 constexpr int team_bytes(int columns, int item_size) {
   return stages_of_team(columns) * channels_of_fetch(item_size) * channel_pitch(item_size) +
          2 * kResults * result_pitch(item_size);
 }
 
 struct Teams {
-  int64_t units;      // of kRun positions
-  int factor, count;  // bytes of y; teams of a block
-  int groups;         // of columns, one of which a block does
-  int64_t blocks;     // of one of these
+  int64_t units;      // units of kRun positions
+  int factor, count;  // bytes of y in shared memory; teams of a block
+  int groups;         // groups of columns; a block does one of them
+  int64_t blocks;     // blocks of one group
 
   Teams(const Problem& p, int columns, const Gpu& gpu) : units(p.outer * ceil_of(p.rows, kRun)) {
     const int chunk = channels_of_fetch(p.item_size);
@@ -240,12 +240,12 @@ struct Teams {
     blocks = std::min<int64_t>(units, std::max(1, gpu.multiprocessors / groups));
   }
   bool fits() const { return count >= 2 && units <= INT32_MAX / 2; }
-  int64_t turns() const { return ceil_of(units, blocks * std::max(count, 1)); }  // units of a team, at most
+  int64_t turns() const { return ceil_of(units, blocks * std::max(count, 1)); }  // most units of one team
 };
 
-constexpr double kFetchTime = 160000;  // floats of parts that are added up in the time of a fetch
+constexpr double kFetchTime = 160000;  // floats of parts that are added up in the time of one fetch
 
-// How channel_correlation divides its work. The side with more channels is that of the rows.
+// How channel_correlation divides its work. Its rows are the channels of the side that has more.
 struct Correlated {
   int64_t fetches, tiles;
   int parts;
@@ -254,8 +254,8 @@ struct Correlated {
     const int64_t rows = std::max(p.x_count, p.z_count), columns = std::min(p.x_count, p.z_count);
     fetches = p.outer * ceil_of(p.rows * p.item_size, kFetchPieces * 16);
     tiles = ceil_of(columns, kNarrow) * ceil_of(rows, kTall);
-    // As many parts as there are blocks at once, at most. A block's fetches and the sum of all parts take the least time
-    // together where one fetch takes as long as to add up so many floats of parts.
+    // At most one wave of blocks. If kFetchTime floats of parts add up in the time of one fetch, a block's fetches and
+    // the sum of all parts together take the least time at `best`.
     const int64_t most = std::min<int64_t>(gpu.multiprocessors / tiles, fetches);
     const auto best = static_cast<int64_t>(std::sqrt(kFetchTime * static_cast<double>(fetches) / static_cast<double>(rows * columns)));
     parts = int_of(std::max<int64_t>(1, std::min(most, best)));
@@ -265,7 +265,7 @@ constexpr int slot_bytes(int item_size) {
   return kFetchPieces * (kTall * 16 + 16) + kFetchPieces * (kNarrow * 16 + 16) * (item_size == 4 ? 2 : 1);
 }
 
-// Of large, as nvcc 13 compiles it for sm_90.
+// Registers of a thread of large, as nvcc 13 compiles it for sm_90.
 inline int registers_of_large(const Tactic& t) { return t.columns == 2 ? 96 : t.columns == 3 ? 112 : 128; }
 
 inline Launch launch(const Problem& p, const Tactic& t, const Gpu& gpu) {
@@ -278,14 +278,14 @@ inline Launch launch(const Problem& p, const Tactic& t, const Gpu& gpu) {
     l.shared_memory = d.before + d.workers * d.warp;
     const int blocks = d.at_once(gpu) ? 1 : resident(gpu, warps, registers_of_large(t), l.shared_memory);
     l.work = std::min(d.tiles * d.shared, int64_t{blocks} * gpu.multiprocessors);
-    // Where it costs little, no block is to work on two of S.
+    // Where it costs little, every block works on one element of S only.
     if (const int64_t even = l.work / d.shared * d.shared; d.even || even * 16 > l.work * 15) l.work = even;
     l.block[0] = warps * 32;
   } else if (t.kernel == Kernel::kSmall) {
     const Sums s(p, t, gpu);
     l.work = s.parts;
     l.grid_y = int_of(s.shared);
-    l.grid_z = s.groups;  // the last of y, often smaller ones, behind all others
+    l.grid_z = s.groups;  // the last groups, often smaller ones, come behind all others
     l.block[0] = s.warps * 32;
     l.shared_memory = s.warps * s.warp;
   } else if (t.kernel == Kernel::kChannelProduct) {
@@ -298,7 +298,7 @@ inline Launch launch(const Problem& p, const Tactic& t, const Gpu& gpu) {
     l.work = c.parts;
     l.grid_y = int_of(c.tiles);
     l.block[0] = kCorrelating;
-    l.shared_memory = kSlots * (slot_bytes(p.item_size) + 24);  // with the barriers
+    l.shared_memory = kSlots * (slot_bytes(p.item_size) + 24);  // 24 bytes of barriers each
   }
   return l;
 }
@@ -309,7 +309,7 @@ inline Few<Tactic> tactics(const Problem& p, const Gpu& gpu) {
                      p.z_width <= 0;
   const auto fit = [](int64_t count, int64_t width) { return count <= kLargestCount && width <= kLargestWidth; };
   const bool engine = p.whole && gpu.capability >= 90;
-  // Of compute capability 9.0 alone: groups of warps multiply.
+  // For compute capability 9.0 only: these kernels multiply by warp groups.
   if (!empty && gpu.capability == 90 && p.shared == 1 && p.x_width == 1 && p.z_width == 1 && p.x_count <= kMostChannels &&
       p.z_count <= kMostChannels) {
     if (p.sums && p.outer * ceil_of(p.rows * p.item_size, kFetchPieces * 16) <= INT32_MAX / 2) {
@@ -342,25 +342,25 @@ inline Few<Tactic> tactics(const Problem& p, const Gpu& gpu) {
   return found;
 }
 
-// A warp does its tiles one after the other: for each group of columns it reads the rows anew, which takes as long as 4
-// tiles of columns; to fetch or to store a tile takes as long as 8.
+// A warp does its tiles one after the other. For each group of columns it reads the rows again, which takes as long as
+// 4 tiles of columns; fetching or storing a tile takes as long as 8.
 inline double cost_of_large(const Problem& p, const Tactic& t, const Gpu& gpu, const Figures& f) {
   const Division d(p, t.of, gpu);
   const double tile = d.groups * (4.0 + d.columns) + 8.0 * (1 + d.count);
   const double turns = static_cast<double>(ceil_of(d.pieces, d.workers));
   const double waves = std::max(1.0, static_cast<double>(d.shared) / gpu.multiprocessors);
-  // Blocks apart leave a sum that follows no room to begin early.
+  // Separate blocks leave a following sum no room to begin early.
   const double way = t.of == Of::kApart ? f.apart[0] : 1;
   return f.launch[0] + f.large[half_of(p)] * turns * tile * waves * way;
 }
 
-// Waves of blocks; a block waits for its tiles, or for the tensor cores that the warps of all blocks here share.
+// Time of the waves of blocks. A block waits for its tiles, or for the tensor cores that all resident blocks share.
 inline double cost_of_small(const Problem& p, const Tactic& t, const Gpu& gpu, const Figures& f) {
   const Sums s(p, t, gpu);
   const int V = int_of(p.x_width), rows = 16 * t.sums, all = s.count * V, half = half_of(p);
   const double products = t.sums * t.columns;
   const double blocks = static_cast<double>(s.shared * s.groups) * s.parts / gpu.multiprocessors;
-  int fetched = 0;  // of K, by all groups
+  int fetched = 0;  // elements of K that all groups fetch
   for (int i = 0; i < s.groups; ++i) fetched += (std::min(all, (i + 1) * rows) - 1) / V - i * rows / V + 1;
   const double bytes = static_cast<double>(fetched) / s.groups * pitch_of(V, p.item_size) + pitch_of(p.z_width, p.item_size);
   const double tile = f.small_product[half] * products + f.small_read[half] * (2 * t.sums + t.columns) + f.small_byte[0] * bytes;
@@ -377,8 +377,8 @@ inline double cost_of_small(const Problem& p, const Tactic& t, const Gpu& gpu, c
   }
   time *= (!half && products > 16 ? f.small_time[0] : t.sums == 2 ? f.small_time[1] : 1);
   if (t.of == Of::kOne && t.sums == usual_sums(p, gpu)) return time;
-  // A single sum of many rows is bound by memory; that of few narrow ones begins before the gradient that it follows has
-  // ended.
+  // A single sum of many rows is bound by memory. A single sum of few narrow rows begins before the preceding gradient
+  // has ended.
   return time * (p.shared == 1 && (!few_rows(p, gpu) || t.columns <= 5) ? f.usual[1] : f.usual[0]);
 }
 
@@ -397,7 +397,7 @@ inline double cost(const Problem& p, const Tactic& t, const Gpu& gpu, const Figu
   return f.matrices[0] + f.matrices[1] * reading;
 }
 
-// Bytes that a tactic leaves parts of sums in.
+// Bytes of the parts of sums that a tactic writes.
 inline size_t workspace(const Problem& p, const Tactic& t, const Gpu& gpu) {
   const auto y = static_cast<size_t>(p.shared * p.x_count * p.x_width * p.z_count * p.z_width);
   if (t.kernel == Kernel::kChannelCorrelation) return sizeof(float) * y * Correlated(p, gpu).parts;

@@ -1,6 +1,6 @@
-// From tensors, and their labels, to the problem and the choice, for whichever runtime has the tensors. Host C++.
+// From tensors and their labels to the problem and the tactic, for whichever runtime owns the tensors. Host C++.
 //
-// Labels name dimensions, one for each; a tensor's dimensions of size 1 broadcast.
+// Every dimension has a label; dimensions of size 1 broadcast.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace svexport {
 
 namespace einsum {
 
-// Of views as einsum_views() has them.
+// The problem of views that are laid out as einsum_views() takes them.
 inline Problem problem_of(const Tensor& x, const Tensor& y, const Tensor& z, bool sums) {
   Problem p;
   p.sums = sums;
@@ -27,7 +27,7 @@ inline Problem problem_of(const Tensor& x, const Tensor& y, const Tensor& z, boo
   p.x_count = x.sizes[2], p.x_width = x.sizes[4];
   p.z_count = z.sizes[2], p.z_width = z.sizes[4];
   p.item_size = static_cast<int32_t>(y.item_size());
-  // Whether all of S, O, K or M begin at multiples of so many bytes.
+  // Whether all elements of S, O, K or M begin at multiples of `bytes`.
   const auto begin = [](const Tensor& t, int64_t bytes) {
     bool all = reinterpret_cast<uintptr_t>(t.data) % bytes == 0;
     for (int i = 0; i < 3; ++i) all = all && (t.sizes[i] == 1 || t.strides[i] * t.item_size() % bytes == 0);
@@ -45,7 +45,7 @@ inline Problem problem_of(const Tensor& x, const Tensor& y, const Tensor& z, boo
   return p;
 }
 
-// Kept, for a model asks for the same in every step, and the search takes longer than a launch.
+// Cached, because a model asks for the same in every step and the search takes longer than a launch.
 inline Tactic choose(Problem problem, const Gpu& gpu, int32_t forced) {
   if (const int32_t winner = winner_of(problem, gpu); !forced) forced = winner;
   constexpr size_t kMost = 1024;
@@ -62,7 +62,7 @@ inline Tactic choose(Problem problem, const Gpu& gpu, int32_t forced) {
 
 using EinsumLabels = std::vector<int64_t>;
 
-// Whether tensors have as many dimensions as labels, and all dimensions of a label one size, or 1.
+// Whether every tensor has as many dimensions as labels, and all dimensions of a label have one size, or 1.
 inline bool labels_fit(std::initializer_list<std::pair<const Tensor&, const EinsumLabels&>> tensors) {
   std::vector<std::pair<int64_t, int64_t>> known;  // label, size
   for (const auto& [t, labels] : tensors) {
@@ -81,7 +81,7 @@ inline bool labels_fit(std::initializer_list<std::pair<const Tensor&, const Eins
   return true;
 }
 
-// Views of three tensors, as einsum_views() has them: whatever a label is called, it is known by which of them have it.
+// Views of three tensors as einsum_views() takes them. Which of the tensors have a label decides its role.
 class EinsumViews {
  public:
   Tensor x, y, z;
@@ -95,7 +95,7 @@ class EinsumViews {
     }
     EinsumLabels S, O, K, T, V, M, W;
     Dims left_of_x = of_x, left_of_z = of_z;
-    const auto take = [](Dims& from, const Dims& other, EinsumLabels& to) {  // what lies side by side, `other` lacks it
+    const auto take = [](Dims& from, const Dims& other, EinsumLabels& to) {  // innermost, contiguous, not in `other`
       int64_t size = 1;
       for (; !from.empty() && !find(other, from.back().label) && from.back().stride == size; from.pop_back()) {
         to.insert(to.begin(), from.back().label);
@@ -136,7 +136,7 @@ class EinsumViews {
   struct Dim {
     int64_t label, size, stride;
   };
-  // The dimensions of a tensor that are larger than 1, in the order of memory.
+  // Dimensions larger than 1, from the outermost in memory to the innermost.
   using Dims = std::vector<Dim>;
 
   static const Dim* find(const Dims& dims, int64_t label) {
@@ -155,8 +155,8 @@ class EinsumViews {
     return true;
   }
 
-  // Adds one dimension to a view: those of the labels, the outermost first, joined. False if the tensor has them
-  // otherwise.
+  // Adds one dimension to a view: the dimensions of `labels`, outermost first, joined. False if their strides do not
+  // allow that.
   static bool push(Tensor* view, const Dims& dims, const EinsumLabels& labels) {
     int64_t size = 1, stride = 0;
     for (auto label = labels.rbegin(); label != labels.rend(); ++label) {
@@ -178,7 +178,7 @@ class EinsumViews {
   }
 };
 
-// What einsum_views() is asked to compute the sum of products of a and b; none if the kernels are not for it.
+// The einsum_views() call that computes the sum of products of a and b; no views if no kernel can compute it.
 struct EinsumProduct {
   std::optional<EinsumViews> views;
   bool sums;  // whether the result is the small tensor
@@ -192,7 +192,7 @@ struct EinsumProduct {
                       : EinsumViews::of(b, b_labels, a, a_labels, result, labels);
       return;
     }
-    // Either may be x; the kernel of sums wants one of M.
+    // Either operand may be x; the kernel of sums wants M to be 1.
     views = EinsumViews::of(a, a_labels, result, labels, b, b_labels);
     if (views && views->z.sizes[2] > 1 && views->x.sizes[2] == 1) {
       views = EinsumViews::of(b, b_labels, result, labels, a, a_labels);
@@ -202,9 +202,9 @@ struct EinsumProduct {
   size_t workspace() const { return views ? einsum_views_workspace(views->x, views->y, views->z, sums) : 0; }
 };
 
-// The sum of products of a and b, into `result`, none of them empty and all of one float type; cudaErrorNotSupported if
-// there is no kernel for it. tactic: as einsum_views() has it. scratch(bytes): device memory. after_product: whether the
-// kernel before was one of einsum_views() that did not sum, with a result that this one does not read; also what it will be.
+// Writes the sum of products of a and b to `result`; none is empty and all have one float type. cudaErrorNotSupported
+// if no kernel can. tactic: as in einsum_views(). scratch(bytes) returns device memory. after_product: whether the
+// previous kernel was einsum_views() without `sums`, its result not read here; on return, whether this one was.
 template <class Scratch>
 cudaError_t einsum_product(const Tensor& a, const EinsumLabels& a_labels, const Tensor& b, const EinsumLabels& b_labels,
                            const Tensor& result, const EinsumLabels& labels, int32_t tactic, bool& after_product,
