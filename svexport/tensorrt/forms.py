@@ -163,6 +163,44 @@ def _clip(b: Builder, node: _Node) -> Any:
     return x if x is not node.inputs[0] else None
 
 
+@_form("Pad")
+def _pad(b: Builder, node: _Node) -> Any:
+    """Cut off first where it is padded with less than nothing, which all parsers refuse."""
+    x, *rest = node.inputs
+    pads = node.constants[1] if rest else node.attributes.get("pads")
+    if x.shape is None or pads is None or min(pads) >= 0 or node.attributes.get("mode", b"constant") != b"constant":
+        return None
+    axes = list(range(x.rank))
+    if len(rest) > 2 and rest[2].name:
+        if node.constants[3] is None:
+            return None
+        axes = node.constants[3].tolist()
+    half = len(axes)
+    for axis, first, last in zip(axes, pads[:half], pads[half:], strict=True):
+        if min(first, last) < 0:
+            x = b.slice(x, axis, -min(int(first), 0), min(int(last), 0) or np.iinfo(np.int32).max)
+    more = [max(int(number), 0) for number in pads]
+    if not any(more):
+        return x
+    if not rest:
+        return b.op("Pad", x, **{**node.attributes, "pads": more})
+    return b.op("Pad", x, b.ints(*more), *(value if value.name else None for value in rest[1:]), **node.attributes)
+
+
+@_form("Resize")
+def _resize(b: Builder, node: _Node) -> Any:
+    """To sizes that are known, which all parsers align the corners of; ONNX aligns them with size times scale."""
+    shape = node.outputs[0].shape
+    scales = node.constants[2] if b.opset >= 11 and len(node.inputs) == 3 else None
+    if node.attributes.get("coordinate_transformation_mode") != b"align_corners" or shape is None or scales is None:
+        return None
+    sizes = [shape[axis] for axis in node.attributes.get("axes", range(len(shape)))]
+    if None in sizes or all(float(scale).is_integer() for scale in scales):
+        return None
+    none = b.constant(np.zeros(0, np.float32)) if b.opset < 13 else None
+    return b.op("Resize", node.inputs[0], none, none, b.ints(*sizes), **node.attributes)
+
+
 @_form("Shape", before=(10, 0))
 def _shape(b: Builder, node: _Node) -> Any:
     """The parser reads no start and end before 10.0."""

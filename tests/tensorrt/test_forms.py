@@ -241,3 +241,34 @@ def test_constants_are_tensors(number: dict[str, Any]) -> None:
     write_plainly(model)
     assert [a.name for a in model.graph.node[0].attribute] == ["value"]
     torch.testing.assert_close(run_model(model, [])[0], expected)
+
+
+@pytest.mark.parametrize("target", ["8.4", "10.1"])
+@pytest.mark.parametrize("pads", [[0, -1, 2, 0, 0, -3], [-1, 0, -2, 0, 0, 0]])
+def test_padding_with_less_than_nothing_cuts(pads: list[int], target: str) -> None:
+    x = torch.randn(2, 3, 7)
+    given = model_of("Pad", [x], 13, [np.array(pads), np.float32(1.5)])
+    result = same(given, [x], target)
+    assert op_types(result).count("Pad") == (max(pads) > 0)
+    same(model_of("Pad", [x], 9, pads=pads, value=1.5), [x], target)
+    if target == "10.1":
+        chosen = [np.array([-2, 1, 1, -1]), np.float32(0), np.array([2, 0])]
+        same(model_of("Pad", [x], 18, chosen), [x], target)
+
+
+def test_padding_that_mirrors_stays() -> None:
+    model = model_of("Pad", [torch.randn(2, 3, 7)], 13, [np.array([0, 0, -1, 0, 0, 2])], mode="reflect")
+    assert op_types(written(model, "10.1")) == ["Pad"]
+    assert [finding.rule for finding in svexport.check(model, "10.1").errors] == ["negative_pads"]
+
+
+@pytest.mark.parametrize("opset", [11, 17])
+def test_aligned_corners_are_those_of_sizes(opset: int) -> None:
+    x, attributes = torch.randn(2, 3, 6, 5), {"mode": "linear", "coordinate_transformation_mode": "align_corners"}
+    none = np.zeros(0, np.float32)
+    result = written(model_of("Resize", [x], opset, [none, np.float32([1, 1, 1.7, 0.6])], **attributes), "8.6")
+    assert svexport.check(result, "8.6").ok
+    expected = torch.nn.functional.interpolate(x, scale_factor=(1.7, 0.6), mode="bilinear", align_corners=True)
+    torch.testing.assert_close(run_model(result, [x])[0], expected, rtol=1e-5, atol=1e-6)
+    whole = model_of("Resize", [x], opset, [none, np.float32([1, 1, 2, 3])], **attributes)
+    assert written(whole, "8.6") == whole

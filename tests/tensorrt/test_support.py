@@ -580,6 +580,10 @@ CASES = [
             for n in (0.6, 0.75)
         ),
     ),
+    *(
+        Case("negative_pads", target, *(one_node("Pad", (FLOAT, [3, 4]), numbers(0, n, 1, 0)) for n in (-1, 2)))
+        for target in ("8.4", "10.1")
+    ),
     Case("type", "10.1", one_node("ReduceMax", (BOOL, [4]), opset=20), one_node("ReduceMax", (FLOAT, [4]), opset=20)),
     Case(
         "uneven_split",

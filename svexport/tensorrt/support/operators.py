@@ -267,6 +267,7 @@ OPERATORS: dict[str, Operator] = {
         "float int int8",
         m.attribute("mode", "constant", "constant", "reflect", "edge", before="10.0"),
         m.constant(3, "axes", before="10.4"),
+        r.NEGATIVE_PADS,
     ),
     "ParametricSoftplus": op("8.2", "float int8", ACTIVATION),
     "Pow": op(

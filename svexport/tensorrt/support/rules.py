@@ -399,6 +399,13 @@ def _squeeze(node: Node) -> Came:
     return f"no axes, and {node.proto.input[0]!r} of shape {shown(node.shape(0))}"
 
 
+def _negative_pads(node: Node) -> Came:
+    if node.opset >= 11 and not node.is_constant(1):
+        return None
+    pads = node.value(1).ravel().tolist() if node.opset >= 11 else node.attribute("pads", [])
+    return f"pads={pads}" if min(pads, default=0) < 0 else None
+
+
 def _padded(node: Node) -> Came:
     return f"{node.proto.output[0]!r}, of which the last rows may be no boxes"
 
@@ -497,6 +504,7 @@ IF_NAMES = Rule("if_names", "different names for the outputs of the branches", _
 LOOP_STATES = Rule("loop_shapes", "states that keep their shape over all iterations", _loop_states)
 LOOP_SCANS = Rule("loop_scans", "scan outputs of a length that is known", _loop_scans)
 SQUEEZE = Rule("squeeze_axes", "axes, where sizes are dynamic", _squeeze, "name the dimensions to squeeze")
+NEGATIVE_PADS = Rule("negative_pads", "no negative pads", _negative_pads, "slice, and pad what is left")
 PADDED = Rule("padded", "a graph that takes boxes padded to max_output_boxes_per_class", _padded)
 REDUCTION_GIVEN = Rule("reduction", "no attribute reduction, whatever it says", _reduction_given, "leave it out")
 SCATTERED = Rule("scattered", "no more indices than data along any axis", _scattered, "scatter in several steps")
