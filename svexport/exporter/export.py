@@ -175,7 +175,7 @@ def export(
     arguments, model = given_arguments(model, args), unwrapped(model)
     path = Path(f"{type(model).__name__}.onnx" if path is None else path)
     check_place(path)
-    fp8_notes = refuse_fp8(model, opset, platform)
+    early_notes = [*refuse_fp8(model, opset, platform), *_left_in_training(model)]
     exported, plan = _in_precision(model, arguments, dtype, keep)
     with _lock, eval_mode(exported), frozen(exported), unchanged(exported) as state, torch.no_grad():
         bound = bind(exported, *arguments)
@@ -184,7 +184,7 @@ def export(
         held_to = Tolerances.of(rtol, atol, {dtype} if dtype else flat.dtypes)
         names = _names("input_names", input_names, flat.input_names)
         frozen_notes = [f"{name} is a constant of the file (freeze): {text}" for name, text in flat.frozen.items()]
-        notes: list[str] = [*frozen_notes, *fp8_notes, *([plan.note] if plan and plan.note else [])]
+        notes: list[str] = [*frozen_notes, *early_notes, *([plan.note] if plan and plan.note else [])]
         if isinstance(dynamic_shapes, str):
             dynamic_shapes = allowed_batches(flat, names, dynamic_shapes, notes)
         axes, sizes = axes_of(flat, names, dynamic_shapes, dynamic_axes)
@@ -241,6 +241,20 @@ def _signature(
     check_axes_names(dynamic_axes, flat, names, result_names)
     inputs = {name: t.detach() for name, t in zip(names, flat.tensors, strict=True)}
     return Signature(inputs, axes, sizes, result_names, flat.output_keys, flat.frozen)
+
+
+def _left_in_training(model: nn.Module) -> list[str]:
+    """Of a model in eval mode: layers that are not, and compute something else in training."""
+    norms, dropouts = nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd
+    kept = [
+        f"{name} ({type(m).__name__})"
+        for name, m in model.named_modules()
+        if m.training and ((isinstance(m, norms) and m.track_running_stats) or (isinstance(m, dropouts) and m.p))
+    ]
+    if model.training or not kept:
+        return []
+    more = f" and {len(kept) - 3} more" if len(kept) > 3 else ""
+    return [f"exported in eval mode, also {', '.join(kept[:3])}{more}, which the model holds in training mode"]
 
 
 def _in_precision(

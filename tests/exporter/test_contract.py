@@ -1171,6 +1171,21 @@ def test_everything_is_as_before(opset, tmp_path) -> None:
     assert torch.is_grad_enabled()
 
 
+def test_layers_that_stay_in_training_mode_are_said(tmp_path) -> None:
+    """In a model that is in eval mode, as for statistics of the batch, or dropout that is meant to draw."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(), nn.Dropout(0.0)).eval()
+    x = torch.randn(2, 3, 7, 5)
+    assert not svexport.export(model, x, tmp_path / "m.onnx").notes
+    for layer in model[1:]:
+        layer.train()
+    assert svexport.export(model, x, tmp_path / "m.onnx").notes == [
+        "exported in eval mode, also 1 (BatchNorm2d), 2 (Dropout), which the model holds in training mode"
+    ]
+    assert model[1].training
+    model.train()
+    assert not svexport.export(model, x, tmp_path / "m.onnx").notes
+
+
 @pytest.mark.core
 def test_registrations_of_the_user_survive(tmp_path) -> None:
     def mine(g, *args):
