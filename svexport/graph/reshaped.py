@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
+import numpy as np
 import onnx
 from onnx import TensorProto
 
@@ -150,4 +151,5 @@ def _reshape(b: Builder, x: Value, sizes: Sequence[Dim]) -> Value:
 
 def one_or_none(b: Builder, sizes: Value) -> Value:
     """0 for each size that is 0, 1 for all others."""
-    return b.op("Cast", b.op("Cast", sizes, to=TensorProto.BOOL), to=TensorProto.INT64)
+    zero, one = (b.constant(np.array(number, np.int64)) for number in (0, 1))
+    return b.op("Where", b.op("Equal", sizes, zero), zero, one)

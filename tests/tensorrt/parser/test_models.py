@@ -68,3 +68,20 @@ def test_architectures(parser: Parser, plugin_library: Path, tmp_path: Path, nam
     model, args = ARCHITECTURES[name][0]()
     like_trained(model)
     agreed(parser, plugin_library, tmp_path / "m.onnx", model.eval(), args, opset)
+
+
+class Picked(nn.Module):
+    """Rows that values pick, of which there may be none: sizes are written for that, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decoder = nn.TransformerDecoderLayer(6, 2, 8, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        rows = x[x[:, 0] > 0]
+        return self.decoder(rows[None], x[None]), torch.einsum("nc,mc->mn", rows, x)
+
+
+@pytest.mark.parametrize("opset", [11, 17])
+def test_rows_that_values_pick(parser: Parser, plugin_library: Path, tmp_path: Path, opset: int) -> None:
+    agreed(parser, plugin_library, tmp_path / "m.onnx", Picked().eval(), (torch.randn(7, 6),), opset)
