@@ -244,17 +244,27 @@ def _signature(
 
 
 def _left_in_training(model: nn.Module) -> list[str]:
-    """Of a model in eval mode: layers that are not, and compute something else in training."""
+    """Layers that a model in eval mode holds in training mode, and compute something else there; of one in training
+    mode, modules whose ``train`` may change more than is changed for an export."""
     norms, dropouts = nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd
-    kept = [
-        f"{name} ({type(m).__name__})"
-        for name, m in model.named_modules()
-        if m.training and ((isinstance(m, norms) and m.track_running_stats) or (isinstance(m, dropouts) and m.p))
-    ]
-    if model.training or not kept:
-        return []
-    more = f" and {len(kept) - 3} more" if len(kept) > 3 else ""
-    return [f"exported in eval mode, also {', '.join(kept[:3])}{more}, which the model holds in training mode"]
+    trained = [(name or "the model", m) for name, m in model.named_modules() if m.training]
+    own = [at for at in trained if type(at[1]).train is not nn.Module.train]
+    kept = [at for at in trained if isinstance(at[1], norms) and at[1].track_running_stats]
+    kept += [at for at in trained if isinstance(at[1], dropouts) and at[1].p]
+
+    def listed(found: list[tuple[str, nn.Module]]) -> str:
+        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        return ", ".join(f"{name} ({type(m).__name__})" for name, m in found[:3]) + more
+
+    notes = []
+    if kept and not model.training:
+        notes.append(f"exported in eval mode, also {listed(kept)}, which the model holds in training mode")
+    if own:
+        notes.append(
+            f"exported in eval mode without a call of train(False), of which there is another one in {listed(own)}: "
+            "call model.eval() before, if that changes more than training"
+        )
+    return notes
 
 
 def _in_precision(

@@ -84,6 +84,11 @@ def reason_of(error: BaseException, input_names: Sequence[str]) -> tuple[str, st
             "forward takes derivatives backwards (torch.func.grad, vjp or jacrev), which are not traced",
             "write the derivative out, or take it forwards by torch.func.jvp",
         )
+    if drawn := re.search(r"op='aten\.(\w+)', overload='(?:\w+_)?generator", text):
+        return (
+            f"forward draws random numbers ({drawn[1]}) from a generator of its own",
+            "draw them outside, and pass them as inputs, or keep them in a buffer if they are always the same",
+        )
     if "unhashable type: non-nested SymInt" in text:
         return (
             "forward looks a dynamic size up in a dict, a set or a cache",

@@ -66,7 +66,7 @@ def write_for_nothing(model: onnx.ModelProto, infer: Callable[[], Mapping[str, V
     made_by = {name: node for node in nodes for name in node.output}
     nothing = reached(nodes, _FINDING)
     moved = any(is_standard(node, "Transpose") and attributes_of(node).get("perm", [1])[0] for node in nodes)
-    forms = {
+    forms: dict[str, _Form] = {
         "GRU": _one_more,
         "Gather": _last_sum(nodes, constants),
         "LSTM": _one_more,

@@ -54,7 +54,7 @@ class AsInFiles(TorchFunctionMode):
             return func(*args[:4], **{**kwargs, "sorted": True})
         if func is torch.cdist and max(x.shape[-2] for x in args[:2]) > _MOST_ROWS and _power(args, kwargs) == 2:
             self._note("cdist is compared by differences, as files have it: torch's product of matrices is less exact")
-            return func(*args[:2], compute_mode="donot_use_mm_for_euclid_dist")
+            return torch.cdist(args[0], args[1], compute_mode="donot_use_mm_for_euclid_dist")
         searched = args[0] if func is torch.searchsorted and args and kwargs.get("sorter") is None else None
         if searched is not None and bool((searched.diff(dim=-1) < 0).any()):
             self._note("searchsorted is compared in sorted order where what it searches in is not sorted")

@@ -1199,6 +1199,29 @@ def test_registrations_of_the_user_survive(tmp_path) -> None:
         torch.onnx.unregister_custom_op_symbolic("aten::einsum", 13)
 
 
+class Switched(nn.Sequential):
+    """Knows training by a name of its own."""
+
+    learns = True
+
+    def train(self, mode: bool = True) -> nn.Module:
+        self.learns = mode
+        return super().train(mode)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + (1 if self.learns else 0)
+
+
+def test_modules_with_a_switch_of_their_own_are_said(tmp_path) -> None:
+    """Modes are changed without their methods: what a file computes is then neither."""
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 3), Switched(nn.BatchNorm2d(4))), torch.randn(2, 3, 7, 5)
+    assert svexport.export(model, x, tmp_path / "m.onnx").notes == [
+        "exported in eval mode without a call of train(False), of which there is another one in 1 (Switched): call "
+        "model.eval() before, if that changes more than training"
+    ]
+    assert not svexport.export(model.eval(), x, tmp_path / "m.onnx").notes
+
+
 @BOTH_EXPORTERS
 def test_train_mode_is_exported_in_eval(opset, tmp_path) -> None:
     model = Small().train()

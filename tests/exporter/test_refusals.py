@@ -122,6 +122,12 @@ def test_of_derivatives_taken_backwards(tmp_path: Path) -> None:
     assert "torch.func.jvp" in text
 
 
+def test_of_numbers_drawn_by_an_own_generator(tmp_path: Path) -> None:
+    text = refused(lambda x: x + torch.randn(6, generator=torch.Generator().manual_seed(3)), tmp_path, 18)
+    assert "draws random numbers (randn) from a generator of its own" in text
+    assert "in a buffer" in text
+
+
 def test_of_sizes_looked_up(tmp_path: Path) -> None:
     kept = {size: torch.ones(size, 1) for size in range(9)}
     text = refused(lambda x: x + kept[x.shape[2]], tmp_path, 18, dynamic_shapes=DYNAMIC)
