@@ -580,6 +580,62 @@ CASES = [
             for n in (0.6, 0.75)
         ),
     ),
+    Case(
+        "mode",
+        "10.1",
+        *(
+            one_node(
+                "Resize",
+                IMAGE,
+                None,
+                np.float32([1, 1, 2, 2]),
+                opset=11,
+                mode=mode,
+                coordinate_transformation_mode="tf_half_pixel_for_nn",
+            )
+            for mode in ("linear", "nearest")
+        ),
+    ),
+    *(
+        Case(
+            "output_shape",
+            target,
+            *(
+                one_node(
+                    "ConvTranspose",
+                    (FLOAT, [1, 2, 6, 5]),
+                    np.linspace(-1, 1, 54, dtype=np.float32).reshape(2, 3, 3, 3),
+                    strides=[2, 2],
+                    output_shape=shape,
+                    **attributes,
+                )
+                for shape in shapes
+            ),
+        )
+        for target in ("8.6", "10.1")
+        for shapes, attributes in (
+            (([12, 10], [11, 9]), {}),
+            (([13, 10], [12, 10]), {"auto_pad": "SAME_LOWER"}),
+        )
+    ),
+    Case("p", "10.1", *(one_node("GlobalLpPool", (FLOAT, [2, 3, 4, 5]), p=p) for p in (1, 2))),
+    Case(
+        "slice_axes",
+        "8.6",
+        *(one_node("Slice", (FLOAT, [3, 4]), numbers(*[1] * n), numbers(*[2] * n)) for n in (1, 2)),
+    ),
+    *(
+        Case(
+            "noop_with_empty_axes",
+            target,
+            *(one_node(op, (FLOAT, [3, 4]), opset=opset, noop_with_empty_axes=n) for n in (1, 0)),
+        )
+        for target, op, opset in (
+            ("8.6", "ReduceSum", 13),
+            ("10.1", "ReduceLogSum", 18),
+            ("10.1", "ReduceSumSquare", 18),
+        )
+    ),
     *(
         Case("negative_pads", target, *(one_node("Pad", (FLOAT, [3, 4]), numbers(0, n, 1, 0)) for n in (-1, 2)))
         for target in ("8.4", "10.1")

@@ -120,6 +120,11 @@ def _nothing_to_reduce(node: Node) -> Came:
     return None if node.attribute("noop_with_empty_axes", 0) else f"{node.proto.input[1]!r}, which is empty"
 
 
+def _nothing_reduced(node: Node) -> Came:
+    given = node.attribute("noop_with_empty_axes", 0) and node.attribute("axes") is None and not node.has_input(1)
+    return "noop_with_empty_axes=1" if given else None
+
+
 def _axes_after_exp(node: Node) -> Came:
     if not node.has_input(1) or reduces_everything(node.proto, node.types):
         return None
@@ -334,6 +339,13 @@ def _resize_axes(node: Node) -> Came:
     return None if list(axes) == list(range(len(node.shape(0)))) else f"axes={list(axes)} with computed scales"
 
 
+def _not_nearest_of_tensorflow(node: Node) -> Came:
+    if node.attribute("coordinate_transformation_mode", "half_pixel") != "tf_half_pixel_for_nn":
+        return None
+    found = node.attribute("mode", "nearest")
+    return None if found == "nearest" else f"mode={found!r}"
+
+
 def _nearest_of_tensorflow(node: Node) -> Came:
     if node.attribute("coordinate_transformation_mode", "half_pixel") != "tf_half_pixel_for_nn":
         return None
@@ -397,6 +409,36 @@ def _squeeze(node: Node) -> Came:
     if node.has_input(1) or node.attribute("axes") is not None or None not in node.shape(0):
         return None
     return f"no axes, and {node.proto.input[0]!r} of shape {shown(node.shape(0))}"
+
+
+def _output_shape(node: Node) -> Came:
+    """Pads of given output shapes: the parser puts the odd one at the end, ONNX at the beginning; with auto_pad it does
+    not read them."""
+    wanted = node.attribute("output_shape")
+    if wanted is None:
+        return None
+    x, kernel = node.shape(0)[2:], node.shape(1)[2:]
+    auto, ones = node.attribute("auto_pad", "NOTSET"), [1] * len(x)
+    if None in x or None in kernel:
+        raise Undecided("sizes are dynamic")
+    parts = [node.attribute(name, ones) for name in ("strides", "dilations")]
+    more = node.attribute("output_padding", [0] * len(x))
+    for n, k, size, step, apart, extra in zip(x, kernel, wanted[-len(x) :], *parts, more, strict=True):
+        assert n is not None
+        assert k is not None
+        if auto.startswith("SAME") and size != n * step:
+            return f"output_shape={list(wanted)} with auto_pad={auto!r}"
+        pads = step * (n - 1) + extra + (k - 1) * apart + 1 - size
+        if auto == "NOTSET" and pads > 0 and pads % 2:
+            return f"output_shape={list(wanted)}, of an odd number of pads"
+    return None
+
+
+def _axes_left_out(node: Node) -> Came:
+    if node.opset < 10 or node.has_input(3) or not node.is_constant(1):
+        return None
+    count, rank = node.value(1).size, len(node.shape(0))
+    return None if count == rank else f"no axes for {count} of {rank} dimensions"
 
 
 def _negative_pads(node: Node) -> Came:
@@ -496,6 +538,7 @@ RESIZE_AXES = Rule("resize", "axes of all dimensions in order, where scales are 
 RESIZE_NEAREST = Rule(
     "nearest_mode", "nearest_mode='round_prefer_floor' with tf_half_pixel_for_nn", _nearest_of_tensorflow
 )
+RESIZE_NOT_NEAREST = Rule("mode", "mode='nearest' with tf_half_pixel_for_nn", _not_nearest_of_tensorflow)
 MOD = Rule("fmod", "integers where fmod is 0", _mod, "export torch.fmod, or cast to integers")
 ROUNDED_QUOTIENT = Rule("rounded_quotient", "integers, or no x that is close to a multiple of y", _rounded_quotient)
 IF_COUNT = Rule("if_outputs", "as many outputs in both branches", _if_count)
@@ -504,6 +547,14 @@ IF_NAMES = Rule("if_names", "different names for the outputs of the branches", _
 LOOP_STATES = Rule("loop_shapes", "states that keep their shape over all iterations", _loop_states)
 LOOP_SCANS = Rule("loop_scans", "scan outputs of a length that is known", _loop_scans)
 SQUEEZE = Rule("squeeze_axes", "axes, where sizes are dynamic", _squeeze, "name the dimensions to squeeze")
+NOOP = Rule(
+    "noop_with_empty_axes",
+    "axes, or no attribute noop_with_empty_axes",
+    _nothing_reduced,
+    "leave out the node, which reduces nothing",
+)
+OUTPUT_SHAPE = Rule("output_shape", "pads, and no output_shape", _output_shape, "write the pads that it comes to")
+SLICE_AXES = Rule("slice_axes", "axes, where not all dimensions have a start", _axes_left_out, "write the axes")
 NEGATIVE_PADS = Rule("negative_pads", "no negative pads", _negative_pads, "slice, and pad what is left")
 PADDED = Rule("padded", "a graph that takes boxes padded to max_output_boxes_per_class", _padded)
 REDUCTION_GIVEN = Rule("reduction", "no attribute reduction, whatever it says", _reduction_given, "leave it out")
