@@ -7,7 +7,7 @@ Whatever a node is written as is exactly what it means, in ONNX Runtime too.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -301,6 +301,42 @@ def _trilu(b: Builder, node: _Node) -> Any:
     if x.dtype == TensorProto.BOOL:
         return b.op("And", x, kept)
     return b.op("Where", kept, x, b.like(0, x))
+
+
+@_form("InstanceNormalization", before=(10, 0))
+def _instance_norm(b: Builder, node: _Node) -> Any:
+    """Gains of FLOAT16 are read as twice as many bytes of FLOAT: ones and zeros of FLOAT stand in for those."""
+    x, *gains = node.inputs
+    count = gains[0].shape[0] if gains[0].shape else None
+    if x.dtype != TensorProto.FLOAT16 or count is None or x.shape is None:
+        return None
+    plain = b.constant(np.ones(count, np.float32)), b.constant(np.zeros(count, np.float32))
+    y = b.cast(b.op("InstanceNormalization", b.cast(x, TensorProto.FLOAT), *plain, **node.attributes), x.dtype)
+    for op_type, gain, array, idle in zip(("Mul", "Add"), gains, node.constants[1:], (1, 0), strict=True):
+        if array is None or (array != idle).any():
+            y = b.op(op_type, y, b.reshape(gain, count, *[1] * (x.rank - 2)))
+    return y
+
+
+def _in_float(op_type: str, **versions: Version) -> None:
+    @_form(op_type, **versions)
+    def write(b: Builder, node: _Node) -> Any:
+        """In FLOAT, of which the parser has numbers that it puts beside those of the node."""
+        half = TensorProto.FLOAT16
+        if node.inputs[0].dtype != half or not _FLOAT_BESIDE[op_type](node):
+            return None
+        given = [b.cast(x, TensorProto.FLOAT) if x.dtype == half else x for x in node.inputs]
+        inputs = [x if x.name else None for x in given]
+        made = b.ops(op_type, *inputs, outputs=len(node.outputs), **node.attributes)
+        return [b.cast(replace(y, dtype=TensorProto.FLOAT), half) for y in made]
+
+
+_FLOAT_BESIDE: dict[str, Callable[[_Node], bool]] = {
+    "GRU": lambda _: True,
+    "Gemm": lambda node: {node.attributes.get("alpha", 1.0), node.attributes.get("beta", 1.0)} != {1.0},
+}
+_in_float("GRU")
+_in_float("Gemm")
 
 
 @_form("LayerNormalization", before=(8, 6))

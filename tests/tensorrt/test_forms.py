@@ -272,3 +272,36 @@ def test_aligned_corners_are_those_of_sizes(opset: int) -> None:
     torch.testing.assert_close(run_model(result, [x])[0], expected, rtol=1e-5, atol=1e-6)
     whole = model_of("Resize", [x], opset, [none, np.float32([1, 1, 2, 3])], **attributes)
     assert written(whole, "8.6") == whole
+
+
+@pytest.mark.parametrize("gain", [1.0, 1.5])
+@pytest.mark.parametrize("channels", [3, 70])
+def test_half_instance_norm_has_gains_of_float(channels: int, gain: float) -> None:
+    """The parser takes the bytes of the others for FLOAT, and reads beyond their end."""
+    x = torch.randn(2, channels, 5, 4).half()
+    gains = [np.full(channels, value, np.float16) for value in (gain, gain - 1)]
+    result = written(model_of("InstanceNormalization", [x], 13, gains, output=TYPES[torch.float16]), "8.6")
+    assert svexport.check(result, "8.6").ok
+    expected = torch.nn.functional.instance_norm(x.double()) * gain + gain - 1
+    torch.testing.assert_close(run_model(result, [x])[0].double(), expected, rtol=1e-2, atol=4e-3)
+    count = 1 if gain == 1 and channels == 3 else 3  # of constants that are large nothing is known
+    assert len([op for op in op_types(result) if op not in ("Cast", "Reshape")]) == count
+    assert op_types(written(model_of("InstanceNormalization", [x], 13, gains, output=10), "10.1")) == [
+        "InstanceNormalization"
+    ]
+
+
+def test_numbers_of_float_beside_half() -> None:
+    """The parser multiplies by alpha and beta, and subtracts from 1, in FLOAT."""
+    half = TYPES[torch.float16]
+    x, y, z = (torch.randn(3, 3).half() for _ in range(3))
+    gemm = written(model_of("Gemm", [x, y, z], 13, output=half, alpha=2.0, beta=0.5, transB=1), "10.1")
+    assert svexport.check(gemm, "10.1").ok
+    expected = 2 * x.double() @ y.double().T + z.double() / 2
+    torch.testing.assert_close(run_model(gemm, [x, y, z])[0].double(), expected, rtol=1e-2, atol=1e-2)
+    plain = model_of("Gemm", [x, y, z], 13, output=half)
+    assert written(plain, "10.1") == plain
+    sequence, weights = torch.randn(4, 2, 3).half(), [np.random.randn(1, 6, n).astype(np.float16) for n in (3, 2)]
+    gru = written(model_of("GRU", [sequence], 13, weights, output=half, hidden_size=2), "8.6")
+    assert svexport.check(gru, "8.6").ok
+    assert op_types(gru).count("Cast") == 4

@@ -618,6 +618,29 @@ CASES = [
             (([13, 10], [12, 10]), {"auto_pad": "SAME_LOWER"}),
         )
     ),
+    Case(
+        "type",
+        "8.6",
+        *(
+            one_node("InstanceNormalization", (kind, [1, 2, 3, 4]), *(np.linspace(1, 2, 2, dtype=dtype) for _ in "ab"))
+            for kind, dtype in ((HALF, np.float16), (FLOAT, np.float32))
+        ),
+    ),
+    Case(
+        "type",
+        "10.1",
+        *(
+            one_node(
+                "GRU", (kind, [3, 1, 2]), *(np.ones(shape, dtype) for shape in ((1, 6, 2), (1, 6, 2))), hidden_size=2
+            )
+            for kind, dtype in ((HALF, np.float16), (FLOAT, np.float32))
+        ),
+    ),
+    Case(
+        "factors",
+        "8.6",
+        *(one_node("Gemm", *[(HALF, [3, 3])] * 3, alpha=alpha) for alpha in (2.0, 1.0)),
+    ),
     Case("p", "10.1", *(one_node("GlobalLpPool", (FLOAT, [2, 3, 4, 5]), p=p) for p in (1, 2))),
     Case(
         "slice_axes",

@@ -63,6 +63,7 @@ QUANTIZED = (
     m.within(r.SCALAR, since="10.0", kind="silent"),
 )
 LAYOUT = m.attribute("layout", 0, 0, kind="silent", todo="export with batch_first=False: layout is not read")
+AS_FLOAT = "cast to FLOAT before it, and back"
 RANDOM = m.no_type("dtype", "BFLOAT16", "DOUBLE")
 RANDOM_LIKE = (RANDOM, m.computed(0, "input", before="10.11"))
 RESIZE_MODE = (
@@ -181,7 +182,15 @@ OPERATORS: dict[str, Operator] = {
     "GatherElements": op("8.2", "float int int8 bool@8.5", m.refused("BOOL", before="8.5")),
     "GatherND": op("8.2", "float int int8 bool@8.5", m.refused("BOOL", before="8.5")),
     "Gelu": op("10.0", "float int"),
-    "Gemm": op("8.2", "float int8", m.rank(0, 2), m.rank(1, 2), NO_INT, r.OLD_BIAS),
+    "Gemm": op(
+        "8.2",
+        "float int8",
+        m.rank(0, 2),
+        m.rank(1, 2),
+        NO_INT,
+        r.OLD_BIAS,
+        m.within(r.HALF_FACTORS, before="10.2", kind="builder"),
+    ),
     "GlobalAveragePool": op("8.2", "float int8"),
     "GlobalLpPool": op("8.2", "float int8", m.attribute("p", 2, 2, 4, kind="silent")),
     "GlobalMaxPool": op("8.2", "float int8"),
@@ -189,7 +198,9 @@ OPERATORS: dict[str, Operator] = {
     "GreaterOrEqual": op("8.2", "float int", NO_BOOL),
     "GridSample": op("8.5", "half", m.rank(0, 4, kind="builder"), GRID_MODE, m.refused("BOOL", inputs=(0, 1))),
     "GroupNormalization": op("8.6", "float", m.rank(0, 3, 4, 5, 6, 7, 8)),
-    "GRU": op("8.2", "float", r.directions(2), LAYOUT),
+    "GRU": op(
+        "8.2", "float", r.directions(2), LAYOUT, m.refused("FLOAT16", before="10.2", kind="builder", todo=AS_FLOAT)
+    ),
     "HammingWindow": op("10.4", ""),
     "HannWindow": op("10.4", ""),
     "Hardmax": op("9.2", "float", m.refused("INT32", "INT64", "INT8", "BOOL")),
@@ -212,6 +223,7 @@ OPERATORS: dict[str, Operator] = {
         "float",
         m.constant(1, "scale", before="10.0"),
         m.constant(2, "B", before="10.0"),
+        m.refused("FLOAT16", "BFLOAT16", inputs=(1, 2), before="10.0", kind="silent", todo=AS_FLOAT),
         m.rank(0, 3, 4, 5, before="10.0"),
         m.same_types(0, 1, 2, since="10.0"),
     ),

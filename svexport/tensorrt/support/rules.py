@@ -434,6 +434,13 @@ def _output_shape(node: Node) -> Came:
     return None
 
 
+def _factors_beside_half(node: Node) -> Came:
+    factors = {name: node.attribute(name, 1.0) for name in ("alpha", "beta")}
+    if set(factors.values()) == {1.0} or node.dtype(0) != "FLOAT16":
+        return None
+    return f"FLOAT16, alpha={factors['alpha']:g} and beta={factors['beta']:g}"
+
+
 def _axes_left_out(node: Node) -> Came:
     if node.opset < 10 or node.has_input(3) or not node.is_constant(1):
         return None
@@ -552,6 +559,9 @@ NOOP = Rule(
     "axes, or no attribute noop_with_empty_axes",
     _nothing_reduced,
     "leave out the node, which reduces nothing",
+)
+HALF_FACTORS = Rule(
+    "factors", "FLOAT, where alpha or beta is not 1", _factors_beside_half, "multiply before it, or cast to FLOAT"
 )
 OUTPUT_SHAPE = Rule("output_shape", "pads, and no output_shape", _output_shape, "write the pads that it comes to")
 SLICE_AXES = Rule("slice_axes", "axes, where not all dimensions have a start", _axes_left_out, "write the axes")
