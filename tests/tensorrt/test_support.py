@@ -637,6 +637,14 @@ CASES = [
         ),
     ),
     Case(
+        "statistics",
+        "8.6",
+        *(
+            one_node("BatchNormalization", (HALF, [1, 2, 3, 4]), *np.float16([[0, 0], [1, 2], [1, 1]]), last)
+            for last in ((HALF, [2]), np.ones(2, np.float16))
+        ),
+    ),
+    Case(
         "factors",
         "8.6",
         *(one_node("Gemm", *[(HALF, [3, 3])] * 3, alpha=alpha) for alpha in (2.0, 1.0)),

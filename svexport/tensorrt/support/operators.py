@@ -126,6 +126,7 @@ OPERATORS: dict[str, Operator] = {
         m.attribute("training_mode", 0, 0, before="8.5", kind="silent", todo="export in eval mode"),
         m.attribute("training_mode", 0, 0, since="8.5", todo="export in eval mode"),
         m.no_output(1, "running_mean"),
+        m.within(r.HALF_STATISTICS, before="10.0", kind="builder"),
     ),
     "BlackmanWindow": op("10.4", ""),
     "Cast": op("8.2", "float int int8 bool uint8@8.5", m.no_type("to", "UINT8", before="8.5")),

@@ -441,6 +441,11 @@ def _factors_beside_half(node: Node) -> Came:
     return f"FLOAT16, alpha={factors['alpha']:g} and beta={factors['beta']:g}"
 
 
+def _half_statistics(node: Node) -> Came:
+    found = [node.proto.input[i] for i in range(1, 5) if node.has_input(i) and not node.is_constant(i)]
+    return f"FLOAT16 with {found[0]!r}, which is computed" if found and node.dtype(0) == "FLOAT16" else None
+
+
 def _axes_left_out(node: Node) -> Came:
     if node.opset < 10 or node.has_input(3) or not node.is_constant(1):
         return None
@@ -562,6 +567,9 @@ NOOP = Rule(
 )
 HALF_FACTORS = Rule(
     "factors", "FLOAT, where alpha or beta is not 1", _factors_beside_half, "multiply before it, or cast to FLOAT"
+)
+HALF_STATISTICS = Rule(
+    "statistics", "statistics as initializers, or FLOAT", _half_statistics, "cast to FLOAT before it, and back"
 )
 OUTPUT_SHAPE = Rule("output_shape", "pads, and no output_shape", _output_shape, "write the pads that it comes to")
 SLICE_AXES = Rule("slice_axes", "axes, where not all dimensions have a start", _axes_left_out, "write the axes")
