@@ -192,7 +192,7 @@ class Backward : Call {
                        : direct_kernel<T, TAPS, PADDING, U, SUMS>;
   }
 
-  // Launches direct_kernel. early: overlap the previous kernel, which writes nothing that this one reads before waiting.
+  // Launches direct_kernel. early: overlaps the previous one, which writes nothing that this one reads before its wait.
   template <int SUMS>
   cudaError_t direct(float* sums, const AnyFloat& grad_grid, bool early) const {
     const int channels = sums || grad_grid.data ? channels_ : 0;  // lists need none
