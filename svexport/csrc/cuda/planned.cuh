@@ -6,7 +6,7 @@
 
 namespace svexport {
 
-// A launch as planned; early: as launch() has it.
+// Launches a kernel as planned; early: that of launch().
 template <class... Parameters, class... Arguments>
 cudaError_t launch_planned(void (*kernel)(Parameters...), const Launch& l, bool early, cudaStream_t stream,
                            const Arguments&... arguments) {

@@ -27,8 +27,7 @@ constexpr int kThreads = 256;     // per block
 constexpr int kPixels = 32;       // kPacked: output pixels per block; kPlanes: a thread has one
 constexpr int kOffsetGroups = 8;  // per block, at most
 
-// kPacked: 16 bytes of packed channels per read, after a copy if need be. kPlanes: no copy, up to 8 channels per
-// thread.
+// kPacked: 16 bytes of packed channels per read, after a copy if needed. kPlanes: no copy, up to 8 channels a thread.
 enum class Kernel : int32_t { kPacked, kPlanes };
 constexpr const char* kKernelNames[] = {"packed", "planes"};
 inline const char* name_of(Kernel e) { return kKernelNames[static_cast<int>(e)]; }

@@ -35,8 +35,7 @@ struct Tactic {
   SVEXPORT_EACH(width, lanes)
 };
 
-// Constants of the cost function; [0] forward, [1] backward. In nanoseconds of a multiprocessor unless stated
-// otherwise.
+// Constants of the cost function; [0] forward, [1] backward. In nanoseconds of a multiprocessor where not stated.
 struct Figures {
   float launch[1];   // fixed cost of a kernel, in microseconds
   float lines[2];    // to look up the corners of a sample in one cache line of 128 bytes
