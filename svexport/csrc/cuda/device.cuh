@@ -190,7 +190,7 @@ cudaError_t dispatch_float(DType dtype, F&& f) {
   }
 }
 
-// The same of any type, by its size.
+// The same for any type, by the size of an element in bytes.
 template <class F>
 cudaError_t dispatch_size(int64_t bytes, F&& f) {
   switch (bytes) {
@@ -201,7 +201,7 @@ cudaError_t dispatch_size(int64_t bytes, F&& f) {
   }
 }
 
-// The element type in such a function: `using T = element_t<decltype(p)>;`
+// The element type within such a function f: `using T = element_t<decltype(p)>;`
 template <class Pointer>
 using element_t = std::remove_cv_t<std::remove_pointer_t<Pointer>>;
 

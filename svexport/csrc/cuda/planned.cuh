@@ -1,4 +1,4 @@
-// From a planner's launch to CUDA's.
+// Launches a kernel as its planner says.
 #pragma once
 
 #include "overlap.cuh"

@@ -17,12 +17,12 @@ namespace svexport {
 
 // What the choices depend on of a GPU.
 struct Gpu {
-  int32_t capability = 75;   // 87, 90
+  int32_t capability = 75;   // compute capability without its point: 87, 90
   int32_t multiprocessors = 1;
   int32_t shared_memory = 49152;  // bytes per block, at most
   int32_t l2_megabytes = 4;
   int32_t table = 0;         // index of this GPU's table in tuning.h; 0: the table of any GPU
-  float bandwidth = 1e6;     // of its memory, bytes per microsecond
+  float bandwidth = 1e6;     // memory bandwidth, bytes per microsecond
 };
 
 // Most resident threads of a multiprocessor; bytes of its memory that serves as both L1 and shared memory.
@@ -47,7 +47,7 @@ struct Launch {
   int64_t per_block = 1, most = INT32_MAX;
   int32_t grid_y = 1, grid_z = 1;
   int32_t block[3] = {1, 1, 1};
-  int32_t shared_memory = 0;  // dynamic, bytes
+  int32_t shared_memory = 0;  // dynamic shared memory, bytes
 
   int64_t blocks() const {
     const int64_t wanted = ceil_of(work, per_block);

@@ -3,8 +3,8 @@
 // A launcher enqueues on the given stream and returns. It allocates nothing and waits for nothing, so that a CUDA graph
 // can capture it. The caller provides scratch memory; the launcher's *_workspace function says how much. Empty tensors
 // are allowed everywhere. For data types, ranks or modes that have no kernel, a launcher enqueues nothing and returns
-// cudaErrorNotSupported; otherwise it returns what the launch returned. tactic: the id of a tactic of <op>/tactics.h;
-// 0, or an id that is not valid for these tensors, selects the cheapest.
+// cudaErrorNotSupported; otherwise it returns what the launch returned.
+// tactic: the id of a tactic of <op>/tactics.h; 0, or an id that is not valid for these tensors, selects the cheapest.
 #pragma once
 
 #include <cuda_runtime_api.h>

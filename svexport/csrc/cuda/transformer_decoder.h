@@ -10,8 +10,8 @@ namespace svexport {
 struct TransformerDecoder {
   Tensor query, query_pos;   // (B, Q, C) of T, contiguous
   Tensor reference_points;   // (B, Q, 3), any float type, contiguous
-  // num_features levels: (B, cams, C, H, W), of T or fp32, any strides; or all int8 in CHW32, (B, cams, ceil(C/32), H,
-  // W, 32), contiguous, one step of level i worth scales[i]. scales may be null without int8.
+  // num_features levels: (B, cams, C, H, W), of T or fp32, any strides; or all int8 in CHW32, contiguous,
+  // (B, cams, ceil(C/32), H, W, 32), one step of level i worth scales[i]. scales may be null without int8.
   const Tensor* features;
   int num_features;
   const float* scales;

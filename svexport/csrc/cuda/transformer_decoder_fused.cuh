@@ -110,7 +110,7 @@ struct Fused {
   int passes[2];
   float* seen;               // (clusters, kRows, 2, 32): u and v in the cameras; passed on with kPosition, like samples
   void* samples;             // (clusters, kRows, kPresampled, ahead_levels, 256): samples of the first cameras that see
-  const void* load[kTiles];  // (rows, 256): tiles loaded at the begin, or null
+  const void* load[kTiles];  // (rows, 256): tiles loaded at the start, or null
   void* save[kTiles];        // (rows, 256): tiles saved at the end, or null
   float* points;             // (rows, 3)
   bool save_points;
@@ -132,7 +132,7 @@ struct Fused {
 };
 
 // SVEXPORT_STAGES records the clock at the parts of each product, for benchmarks/transformer_decoder.py. The entry of
-// the last product, which no list reaches, has clock and nanoseconds at the kernel's begin and end.
+// the last product, which no list reaches, has clock and nanoseconds at the kernel's start and end.
 #ifdef SVEXPORT_STAGES
 constexpr int kStageBlocks = 132, kStageParts = 7;
 __device__ long long stage_clocks[kStageBlocks][kMaxProducts][kStageParts];

@@ -24,7 +24,7 @@ struct Shared {
   float points[kRows * 3], logit[kRows * 3];  // points and their inverse sigmoid
   alignas(16) float seen[kSampled * kSeen];   // u and v of the rows that this block samples
   uint64_t received[2], full[kSlots], empty[kSlots], stored;
-  uint64_t passed, taken;  // to and from the cluster of the other role
+  uint64_t passed, taken;  // barriers: tiles passed to, and taken from, the other role's cluster
 };
 static_assert(sizeof(Shared<__half>) <= 227 << 10, "more shared memory than a block can have");
 

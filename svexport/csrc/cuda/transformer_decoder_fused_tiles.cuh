@@ -68,7 +68,7 @@ __device__ __forceinline__ void signal(unsigned* counter) {
   asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
 }
 
-// Waits for a count, for bulk copies too: by a fence of global memory only, as one of all takes as long as the wait.
+// Waits for a count, for bulk copies too: by a fence of global memory only, as one of all memory takes that long again.
 __device__ __forceinline__ void await(const unsigned* counter, unsigned count) {
   unsigned seen = 0;
   while (seen < count) asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
@@ -214,7 +214,7 @@ __device__ __forceinline__ void finish(float (&sum)[8], float (&odd)[8]) {
 // ---------------------------------------------------------------- norms
 
 // Layer norm with 8 channels per lane, Rows rows at once. weight, bias: those of the lane's channels. pivot: any number
-// near the mean. Differences from it allow their sum and the sum of their squares to be computed in one pass.
+// near the mean. The sum of the differences from it, and the sum of their squares, can then be added up together.
 template <class T, int Rows>
 __device__ __forceinline__ void normalize(float (&x)[Rows][8], const float (&pivot)[Rows], const uint4& weight,
                                           const uint4& bias) {

@@ -61,7 +61,7 @@ using Winners = std::unordered_map<uint64_t, int32_t>;
 inline std::atomic<const Winners*> winners{nullptr};
 
 inline uint64_t key_of(const char* op, const Few<int64_t>& numbers, const Gpu& gpu) {
-  uint64_t key = 14695981039346656037u;  // FNV's
+  uint64_t key = 14695981039346656037u;  // FNV's offset basis
   const auto add = [&](uint64_t number) { key = (key ^ number) * 1099511628211u; };
   for (; *op; ++op) add(*op);
   for (const int64_t number : numbers) add(number);

@@ -20,7 +20,7 @@ struct Reader {
 struct Backward {
   AnyFloat grad_output, grad_points, grad_lidar2img, grad_weights, grad_offsets;
   void* grad_maps[kMaxCameraLevels];
-  int64_t pixels, first_pixel[kMaxCameraLevels];  // pixels of all levels are numbered through
+  int64_t pixels, first_pixel[kMaxCameraLevels];  // pixels of all levels are numbered consecutively
   int first_tile[kMaxCameraLevels + 1], tile_pixels[kMaxCameraLevels];
   int* counts;          // readers per pixel, then of all pixels
   int* firsts;          // index of the first reader of each pixel

@@ -12,8 +12,8 @@ constexpr int kMaxCameraLevels = 8;
 
 // One level of the feature pyramid. The levels of a call may differ in type and layout.
 struct CameraLevel {
-  // (B, cams, C, H, W), of the output's type and any strides. NCHW and channels-last are read without a copy. The
-  // fastest are channels-last levels, 16-byte aligned, with a multiple of 16 bytes of channels per group. Or int8: (B,
+  // (B, cams, C, H, W), of the output's type, any strides. NCHW and channels-last are read without a copy; fastest if
+  // all levels are channels-last, 16-byte aligned, and have a multiple of 16 bytes of channels per group. Or int8: (B,
   // cams, C, H, W) likewise, or CHW32 or CHW4, (B, cams, ceil(C/V), H, W, V) for V = 32 or 4.
   Tensor map;
   float scale = 1;    // value of one step of an int8 map, > 0

@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kThreads, kOthers ? 4 : kSplit ? 8 : 7)
       }
       UNROLL for (int i = 0; i < kParts; ++i) {
         UNROLL for (int n = 0; n < N; ++n) {
-          if (kSplit) v[i][n] += __shfl_xor_sync(~0u, v[i][n], 1);  // not in sum(): rows differ in levels
+          if (kSplit) v[i][n] += __shfl_xor_sync(~0u, v[i][n], 1);  // here, where all lanes meet: levels differ
           // Integer sums are 0 where nothing is sampled, and never NaN.
           const bool counts = (kCodes && kAsIntegers) || (live && v[i][n] == v[i][n]);
           if (counts) sum[i][n] = fmaf(factor[i], v[i][n], sum[i][n]);

@@ -17,9 +17,9 @@ using namespace camera;
 // 2. Rows of threads, each thread with a few channels, read these samples and sum them.
 constexpr int kWarps = kThreads / 32;
 
-// Channels per thread. Vector: adjacent channels, read in one access; a thread reads both pixels of a row. Split:
-// kPasses channels of any stride; two adjacent lanes read the two pixels of a row, so that planes cost the fewest
-// sectors.
+// Channels per thread. Vector: adjacent channels, read in one access; a thread reads both pixels of a row.
+// Split: kPasses channels of any stride; two adjacent lanes read the two pixels of a row, which requests the fewest
+// sectors of planes.
 template <class T>
 constexpr int kVector = 16 / sizeof(T);
 constexpr int kMaxGroups = kThreads;  // per block, which has kThreads vectors or kThreads / 2 * kPasses channels

@@ -32,7 +32,7 @@ struct Part {
   // Index in columns of `channel` for output pixel `row`, which lies in image n, and tap().
   __device__ __forceinline__ int64_t column(int row, int n, int channel) const {
     const int group = g.conv.groups == 1 ? 0 : channel / g.per_group;
-    const int64_t images = n - first, plane = g.out_height * g.out_width;  // before this one
+    const int64_t images = n - first, plane = g.out_height * g.out_width;  // images: of the piece, before image n
     return (((images * (g.conv.groups - 1) + group) * plane + row) * g.taps + tap()) * g.per_group + channel -
            group * g.per_group;
   }

@@ -42,7 +42,7 @@ size_t deform_conv2d_scratch(const Tensor& input, const Tensor& offset, const Te
 
 // weight: (O, C/groups, kH, kW), float32, float16 or bfloat16; input: (N, C, H, W), of weight's type or int8; int8 also
 // in CHW32 or CHW4, (N, ceil(C/V), H, W, V) for V = 32 or 4; offset: (N, 2*offset_groups*kH*kW, oH, oW); mask: (N,
-// offset_groups*kH*kW, oH, oW), or absent; bias: (O), or absent. offset, mask and bias: any float type each. All have
+// offset_groups*kH*kW, oH, oW), or absent; bias: (O), or absent; offset, mask and bias of any float type each. All have
 // any strides. output: (N, O, oH, oW), of weight's type, contiguous.
 cudaError_t deform_conv2d(const Tensor& input, const Tensor& offset, const Tensor& weight, const Tensor& bias,
                           const Tensor& mask, const Tensor& output, const DeformConv2d& conv, int32_t tactic,
@@ -51,8 +51,8 @@ cudaError_t deform_conv2d(const Tensor& input, const Tensor& offset, const Tenso
 // Writes what the taps read, times mask, for the output pixels of a piece. columns: of input's type, or any float type
 // if that is int8. From a packed input: (images*groups, rows*oW, kH*kW*packed C/groups), contiguous. planes: from an
 // input that is not packed, (N, C, H, W), for int8 also (N, ceil(C/V), H, W, V), an image within 2^32 elements; this
-// suits runs of few channels, which packing would mostly fill with zeros. Then columns are (images*groups,
-// C/groups*kH*kW, rows*oW), the last axis contiguous; gaps between its rows are filled with zeros.
+// suits runs of few channels, which packing would mostly fill with zeros. Then columns are
+// (images*groups, C/groups*kH*kW, rows*oW), the last axis contiguous; gaps between its rows are filled with zeros.
 cudaError_t deform_conv2d_columns(bool planes, const Tensor& input, const Tensor& offset, const Tensor& mask,
                                   const DeformConv2d& conv, const deform::Piece& piece, const Tensor& columns,
                                   cudaStream_t stream);

@@ -49,8 +49,8 @@ class Backward : Call {
   int64_t size() const { return static_cast<int64_t>(channels_) * pixels_; }  // elements of an image
   int64_t plane_sums() const { return pairs() ? 2 * (static_cast<int64_t>(pixels_) + pixels_ / s.size[0]) : pixels_; }
 
-  // Listed images may leave nothing to do, so there are few blocks. Images whose sums do not fit into L2 together are
-  // worked on one after the other.
+  // With lists there may be nothing left to do, so there are few blocks. Images whose sums do not fit into L2 together
+  // are worked on one after the other.
   dim3 blocks_of(int64_t work) const {
     if (!listed_) return dim3(limited(work));
     const unsigned some = input.numel() <= (1 << 23) ? std::max<unsigned>(1, few_ / images_) : few_;
@@ -195,7 +195,7 @@ class Backward : Call {
   // Launches direct_kernel. early: overlaps the previous one, which writes nothing that this one reads before its wait.
   template <int SUMS>
   cudaError_t direct(float* sums, const AnyFloat& grad_grid, bool early) const {
-    const int channels = sums || grad_grid.data ? channels_ : 0;  // lists need none
+    const int channels = sums || grad_grid.data ? channels_ : 0;  // listing the points needs none
     const int shift = channels ? sharing() : 0, each = ceil_div(channels, 1 << shift);
     const auto kernel =
         s.padding == kUsual ? direct_kernel_of<SUMS, kUsual>(each) : direct_kernel_of<SUMS, kAnyPadding>(each);

@@ -1,5 +1,4 @@
-// The planner of the gradients of grid_sample and bilinear_sample: problem, tactics and cost function. Host C++, no
-// CUDA.
+// The planner of grid_sample's and bilinear_sample's gradients: problem, tactics, cost function. Host C++, no CUDA.
 #pragma once
 
 #include <algorithm>
@@ -65,7 +64,7 @@ struct Figures {
   SVEXPORT_EACH(launch, other)
 };
 
-// The lists of bilinear points of each tile of 1 << log_width x 1 << log_height pixels.
+// Sizes of the lists of bilinear points, one list per tile of 1 << log_width x 1 << log_height pixels.
 struct ListSizes {
   int height;  // rows of an image
   int across, tiles, log_width, log_height;
@@ -192,7 +191,7 @@ inline Tactic fastest(const Problem& p, const Gpu& gpu) {
   t.vectors = !p.input                  ? p.last && p.channels > 4
               : large && p.channels > 4 ? p.last || dense
                                         : crowded && (p.last || p.dense);
-  // Nearest points add once and read nothing.
+  // A nearest point adds once and reads nothing.
   if (p.taps == 1) t.vectors = t.vectors && (points > 2 * pixels || (half && p.channels >= 16));
   t.vectors = t.vectors && valid(p, {!p.input ? Sums::kNone : p.deterministic ? Sums::kOrdered : Sums::kPixels, true});
   if (!p.input || p.deterministic) {

@@ -17,7 +17,7 @@ struct Gradient {
 
 constexpr int kOwnerThreads = 256;
 
-// The bilinear points of each tile of pixels.
+// The lists of the bilinear points of each tile of pixels.
 struct Lists : sampler::gradient::ListSizes {
   int* counts;  // (N, tiles, kApart): points that have pixels in a tile; one counter per cache line
   int* runs;    // (N): how often consecutive points lie in different tiles; kFull set: a list was too short

@@ -221,7 +221,7 @@ inline Tactic narrow(const Problem& p, const Gpu& gpu) {
 inline Tactic planes(const Problem& p, const Gpu& gpu) {
   Tactic t{Kernel::kPlanes, p.channels == 1 && p.pairs ? 2 : 1};
   const int64_t all = ceil_of(p.points, t.width), processors = gpu.multiprocessors;
-  // A block takes all points of a plane if they are few enough; fewer where there are not enough blocks.
+  // A block takes all points of a plane if there are at most `most`, which is lower where there are few blocks.
   const int64_t most = p.images * ceil_of(p.channels, 4) < processors ? 640 : 1024;
   const auto threads = static_cast<int32_t>(all <= most ? ceil_of(std::max<int64_t>(1, all), 32) * 32 : kThreads);
   t.tile = threads * t.width;
@@ -336,7 +336,7 @@ inline bool at_home(const Problem& p, const Tactic& t) {
       if (p.taps == 4) return parts_of_point == 2 || parts <= 1 << 15 || (cached && p.points >= 2 * pixels);
       return p.taps == 8 && cached && parts >= 1 << 15;
     }
-    case Kernel::kNarrow:  // a point's pixels would be read again and again, are large and far apart
+    case Kernel::kNarrow:  // pixels are large and far apart, and other kernels would read a point's again and again
       if (p.alignment == 16 || bytes <= 1 << 16 || results < 1 << 14) return false;
       if (p.taps == 4) return p.channels >= 24 ? p.points <= 4 * pixels : p.channels >= 12 && 4 * p.points <= pixels;
       return p.channels >= 24 || (p.channels >= 12 && p.points <= pixels);

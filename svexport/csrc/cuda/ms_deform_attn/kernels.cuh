@@ -19,7 +19,7 @@ struct Sizes {
   int images, rows, s;                   // N, Lq*M, S
   int heads, channels, points, samples;  // M, D, P, L*P
   float per_point;                       // 1 / P
-  float scale;                           // value of one step of an int8 value; else 1
+  float scale;                           // what one step of an int8 value is worth; else 1
   int64_t value[4], locations[6], weights[5], grad_output[3];  // strides
   unsigned step;  // stride of pixels of value, in vectors
 
