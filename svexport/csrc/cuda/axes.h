@@ -1,4 +1,4 @@
-// The axes that several tensors of one shape have in common. Host C++, no CUDA.
+// The common axes of several tensors of one shape. Host C++, no CUDA.
 #pragma once
 
 #include <algorithm>
@@ -12,14 +12,14 @@ struct Axis {
   int64_t size, strides[K];
 };
 
-// The axes of K tensors without their last `trailing` ones, those of size 1 left out, neighbours joined where all tensors
-// allow it. Tensors whose data is null are absent: their strides count as 0.
+// The axes of K tensors without their last `trailing` ones. Axes of size 1 are left out, and adjacent axes are joined
+// where all tensors allow it. A tensor with null data is absent: its strides count as 0.
 template <int K>
 struct Axes {
   int rank = 0;
   Axis<K> at[kMaxRank];
 
-  enum class Order { kRowMajor, kMemory };  // of the first tensor, where the order does not matter
+  enum class Order { kRowMajor, kMemory };  // kMemory: by the first tensor's strides, if any order will do
 
   Axes(const Tensor* const (&tensors)[K], int trailing, Order order) {
     for (int i = 0; i < tensors[0]->rank - trailing; ++i) {

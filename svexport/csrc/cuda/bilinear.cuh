@@ -1,4 +1,4 @@
-// Bilinear interpolation with zeros outside, and what else the sampling kernels share; svexport/ops/_bilinear.py.
+// Bilinear interpolation with zeros outside, and other functions of the sampling kernels; svexport/ops/_bilinear.py.
 #pragma once
 
 #include "device.cuh"
@@ -6,13 +6,13 @@
 namespace svexport {
 
 // The two pixels around a coordinate along one axis, the lower and the upper one. Index and weight are both 0 for a
-// pixel outside of 0 .. size - 1, and for a NaN coordinate: every index may be read.
+// pixel outside 0 .. size - 1, and for a NaN coordinate, so that every index can be read.
 struct Corners {
   int index[2];
   float weight[2];
 };
 
-// x: 0 is the centre of the first pixel.
+// x = 0 is the centre of the first pixel.
 __device__ __forceinline__ Corners corners(float x, int size) {
   const float lower = floorf(x), fraction = x - lower;
   Corners c;
@@ -33,17 +33,17 @@ __device__ __forceinline__ void add_scaled(float (&sum)[N], float weight, const 
   UNROLL for (int i = 0; i < N; ++i) sum[i] = fmaf(weight, x[i], sum[i]);
 }
 
-// Whether codes of four pixels are multiplied by weights as integers: an instruction for two products, where in float
-// there are two for one. Weights are exact to 2^-15, bilinear sums to 2^-6 of a step; codes are off by half of one.
+// Whether int8 codes of four pixels are multiplied by integer weights: one instruction for two products, where float
+// needs two for one. Weights are exact to 2^-15, bilinear sums to 2^-6 of a step; the codes are off by half a step.
 template <class F, class T, int N>
 constexpr bool kIntegers = sizeof(F) == 1 && sizeof(T) == 2 && N % 4 == 0;
 
-constexpr float kOfFloat = 12582912;  // 2^23 + 2^22: the lowest bits of it plus an integer are that integer
+constexpr float kOfFloat = 12582912;  // 2^23 + 2^22: adding an integer leaves it in the lowest bits
 
-// Weights of four pixels, -1 to 1, in steps of 2^-14: 16 bits each, two of them kept as if they were a float.
+// Weights of four pixels, -1 to 1, in steps of 2^-14. Each takes 16 bits, and a float variable holds two of them.
 struct CodeWeights {
   static constexpr float kOne = 16384;
-  float upper, lower;  // of the first two, of the last two
+  float upper, lower;  // the first two, the last two
 
   CodeWeights() = default;
   __device__ __forceinline__ CodeWeights(float upper, float lower) : upper(upper), lower(lower) {}
@@ -56,14 +56,14 @@ struct CodeWeights {
   }
 };
 
-// sum += factor * (weights times the codes of their pixels); factor: of the codes' step, over kOne.
+// sum += factor * (weights times the codes of their pixels); factor: the value of a code's step over kOne.
 template <int N>
 __device__ __forceinline__ void add_scaled(float (&sum)[N], float factor, const CodeWeights& weights,
                                            const Vec<int8_t, N> (&v)[4]) {
   UNROLL for (int i = 0; i < N; i += 2) {
     uint32_t codes[4];
     UNROLL for (int k = 0; k < 4; ++k) memcpy(&codes[k], &v[k].at[i / 4 * 4], 4);
-    const int bytes = i % 4 ? 0x7362 : 0x5140;  // of two pixels those of a channel side by side
+    const int bytes = i % 4 ? 0x7362 : 0x5140;  // puts the codes of two pixels for a channel side by side
     const int above = __byte_perm(codes[0], codes[1], bytes), below = __byte_perm(codes[2], codes[3], bytes);
     const int upper = __float_as_int(weights.upper), lower = __float_as_int(weights.lower);
     const int zero = __float_as_int(kOfFloat);
@@ -80,7 +80,7 @@ __device__ __forceinline__ Vec<T, N> rounded(const float (&x)[N]) {
   return v;
 }
 
-// p[i] += x[i] atomically in global memory, nothing returned; p aligned to 16 bytes if N is 4 or more.
+// p[i] += x[i] atomically in global memory, returning nothing; p is aligned to 16 bytes if N is 4 or more.
 template <int N>
 __device__ __forceinline__ void atomic_add(float* p, const float (&x)[N]) {
 #if __CUDA_ARCH__ >= 900
@@ -96,10 +96,10 @@ __device__ __forceinline__ void atomic_add(float* p, const float (&x)[N]) {
   UNROLL for (int i = N - kScalars; i < N; ++i) atomicAdd(p + i, x[i]);
 }
 
-// Sums to which many threads add, in global memory: in float, where the order of the additions shows in the last bits;
-// or, with a scale, in 64-bit fixed point, where it does not: x counts as round(x * scale).
+// Sums in global memory to which many threads add. In float, the order of the additions shows in the last bits. With a
+// scale, they are 64-bit fixed point, where the order does not matter: x counts as round(x * scale).
 struct Sums {
-  void* data;  // float or int64_t; null: nobody wants them
+  void* data;  // float or int64_t; null: not wanted
   const float* scale;
 
   template <int N>

@@ -1,34 +1,34 @@
-// Copies by the engine that multiprocessors have from sm_90 on, and barriers in shared memory that count what has come.
-// A copy begins and ends where 16 bytes do.
+// Bulk asynchronous copies (from sm_90 on), and barriers in shared memory that count the bytes that have arrived.
+// Address and size of a copy are multiples of 16 bytes.
 #pragma once
 
 #include "mma.cuh"
 
 namespace svexport {
 
-// Barriers are given by their address in shared memory. A phase of one ends with `count` arrivals and all bytes expected.
+// A barrier is given by its address in shared memory. A phase ends after `count` arrivals and all expected bytes.
 __device__ __forceinline__ void init_barrier(uint32_t barrier, int count) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 #endif
 }
 
-// After init_barrier, by the same thread: for copies, and for the other blocks of a cluster.
+// Makes barriers visible to copies and to the other blocks of a cluster; for the thread that called init_barrier.
 __device__ __forceinline__ void publish_barriers() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
 }
 
-// An arrival, and so many bytes more to come in this phase.
+// Arrives, and expects `bytes` more bytes in this phase.
 __device__ __forceinline__ void expect_bytes(uint32_t barrier, int bytes) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 #endif
 }
 
-// For a warp, behind what its lanes have done: an arrival of one lane; of each in a build for racecheck, to which one's
-// says nothing of the others.
+// Arrives for a warp, after what its lanes have done. One lane arrives; in a build for racecheck every lane does,
+// because racecheck does not see that one lane's arrival covers the others.
 #ifdef SVEXPORT_EVERY_LANE_ARRIVES
 constexpr int kArrivals = 32;
 #else
@@ -42,7 +42,7 @@ __device__ __forceinline__ void arrive_for_warp(uint32_t barrier, int lane) {
 #endif
 }
 
-// Until a phase has ended; parity: whether its number is odd.
+// Waits until a phase has ended; parity: whether its number is odd.
 __device__ __forceinline__ void wait_for(uint32_t barrier, uint32_t parity) {
 #if __CUDA_ARCH__ >= 900
   uint32_t done = 0;
@@ -60,7 +60,7 @@ __device__ __forceinline__ void wait_for(uint32_t barrier, uint32_t parity) {
 #endif
 }
 
-// From global to shared memory; the barrier counts the bytes.
+// Starts a copy from global to shared memory; the barrier counts its bytes.
 __device__ __forceinline__ void copy_bulk(const void* to, const void* from, int bytes, uint32_t barrier) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
@@ -70,7 +70,7 @@ __device__ __forceinline__ void copy_bulk(const void* to, const void* from, int 
 #endif
 }
 
-// So that the engine, and wgmma, see what this thread has written to shared memory; for those of others a barrier follows.
+// Makes this thread's writes to shared memory visible to copies and wgmma; a barrier must follow if others start them.
 __device__ __forceinline__ void publish() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

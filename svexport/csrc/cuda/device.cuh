@@ -9,7 +9,7 @@
 
 #include "tensor.h"
 
-// In front of a loop that is to be unrolled, all of it.
+// Written before a loop, it unrolls the loop fully.
 #define UNROLL _Pragma("unroll")
 
 namespace svexport {
@@ -35,14 +35,14 @@ __device__ __forceinline__ __half from_float<__half>(float x) { return __float2h
 template <>
 __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
 
-// N elements that are loaded and stored in one access of N * sizeof(T) bytes, at most 16.
+// N elements that one access of N * sizeof(T) bytes, at most 16, loads or stores.
 template <class T, int N>
 struct alignas(N * sizeof(T)) Vec {
   static_assert(N * sizeof(T) <= 16, "one access is at most 16 bytes");
   T at[N];
 };
 
-// All elements. Of int8 a permutation of bytes and a subtraction are four times as fast as the conversion.
+// Converts all elements. For int8, a byte permutation and a subtraction are four times as fast as the conversion.
 template <class T, int N>
 __device__ __forceinline__ void to_floats(const Vec<T, N>& v, float (&x)[N]) {
   if constexpr (sizeof(T) == 1 && N % 4 == 0) {
@@ -69,8 +69,8 @@ __device__ __forceinline__ void store(T* p, const Vec<T, N>& v) {
   *reinterpret_cast<Vec<T, N>*>(p) = v;
 }
 
-// The same where `there`, zeros elsewhere, without a branch: the compiler waits for a load in a branch before the next
-// one. Not for memory that the kernel writes.
+// Loads if `there`, else gives zeros, without a branch, because the compiler waits for a load in a branch before the
+// next one. It must not read memory that the kernel writes.
 template <class T, int N>
 __device__ __forceinline__ Vec<T, N> load_if(const T* p, bool there) {
   constexpr int kBytes = sizeof(Vec<T, N>);
@@ -109,7 +109,7 @@ __device__ __forceinline__ Vec<T, N> load_if(const T* p, bool there) {
   return v;
 }
 
-// Of global memory: addresses from one that the compiler does not see through take it one instruction or two, not four.
+// Hides the origin of a pointer to global memory: addresses from it then take one or two instructions instead of four.
 template <class T>
 __device__ __forceinline__ T* opaque(T* p) {
   asm("" : "+l"(p));
@@ -117,14 +117,14 @@ __device__ __forceinline__ T* opaque(T* p) {
   return p;
 }
 
-// Device memory whose type is known at run time only: for the few numbers of which a kernel reads many others.
+// Device memory whose float type is known only at run time, for the few numbers that decide what else a kernel reads.
 struct AnyFloat {
   void* data;
   DType dtype;  // one of the three float types
 
   __host__ __device__ explicit AnyFloat(const Tensor& t) : data(t.data), dtype(t.dtype) {}
 
-  // Reads without a branch, so that several reads can be under way, or is 0; not for memory that the kernel writes.
+  // Reads, or gives 0, without a branch, so that reads can overlap. It must not read memory that the kernel writes.
   __device__ __forceinline__ float get(int64_t i, bool there = true) const {
     const bool wide = dtype == DType::kFloat32;
     const char* p = static_cast<const char*>(data) + i * (wide ? 4 : 2);
@@ -159,7 +159,7 @@ __host__ __device__ constexpr T ceil_div(T a, T b) {
   return (a + b - 1) / b;
 }
 
-// n / d and n % d of numbers below 2^31 by a multiplication.
+// n / d and n % d of numbers below 2^31, by a multiplication.
 struct Divider {
   uint32_t d, factor, shift;
 
@@ -190,7 +190,7 @@ cudaError_t dispatch_float(DType dtype, F&& f) {
   }
 }
 
-// The same of any type, by its size.
+// The same for any type, by the size of an element in bytes.
 template <class F>
 cudaError_t dispatch_size(int64_t bytes, F&& f) {
   switch (bytes) {
@@ -201,14 +201,14 @@ cudaError_t dispatch_size(int64_t bytes, F&& f) {
   }
 }
 
-// The element type in such a function: `using T = element_t<decltype(p)>;`
+// The element type within such a function f: `using T = element_t<decltype(p)>;`
 template <class Pointer>
 using element_t = std::remove_cv_t<std::remove_pointer_t<Pointer>>;
 
 template <int N>
 using Int = std::integral_constant<int, N>;
 
-// Calls f with a number as a constant, one of these; the last where it is none of those before.
+// Calls f with `number` as a constant, which is one of the template arguments; the last one if no other matches.
 #pragma nv_exec_check_disable
 template <int kFirst, int... kOthers, class F>
 __host__ __device__ __forceinline__ auto with_constant(int number, F&& f) {

@@ -1,27 +1,27 @@
-// Kernels that compute each element of the output from the same element of one or two inputs, and a scale perhaps.
+// Kernels that compute each element of the output from the same element of one or two inputs, and possibly a scale.
 #pragma once
 
 #include "strided.cuh"
 
 namespace svexport {
 
-// Where scales come from: a number; a tensor of one element; or one of one element per index of an axis.
+// The source of scales: a number, a tensor of one element, or a tensor with one element per index of an axis.
 struct Scales {
   float number = 1;
   Tensor tensor = {};  // fp32
   int axis = 0;
 };
 
-// What a thread computes with: struct F { struct Scale { explicit Scale(float); };
-// Vec<Out, N> operator()(Vec<In, N> x[K], Scale); } for N = 1 and Elementwise::kVector.
+// The arguments of a kernel. F is struct F { struct Scale { explicit Scale(float); };
+// Vec<Out, N> operator()(Vec<In, N> x[K], Scale); }, for N = 1 and Elementwise::kVector.
 template <class In, class Out, int K, class F>
 struct Elementwise {
   const In* inputs[K];
   Out* output;
   int64_t count;
   float number;
-  const float* scales;  // null: the number
-  // Element i of dense tensors has scale i / inner % channels.
+  const float* scales;  // null: use number
+  // In dense tensors, element i has scale i / inner % channels.
   int64_t inner, channels;
   F f;
 
@@ -31,8 +31,8 @@ struct Elementwise {
   __device__ __forceinline__ float scale(int64_t channel) const { return scales ? scales[channel] : number; }
 };
 
-// Tensors of the same dense layout, in the order of memory: a thread does kUnroll vectors, all read before the first is
-// written.
+// For tensors of the same dense layout, in memory order. A thread computes kUnroll vectors, and reads all before it
+// writes the first.
 template <int kUnroll, class In, class Out, int K, class F>
 __global__ void __launch_bounds__(256) dense_kernel(const __grid_constant__ Elementwise<In, Out, K, F> a) {
   using A = Elementwise<In, Out, K, F>;
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(256) dense_kernel(const __grid_constant__ Elem
   }
 }
 
-// Any strides: those of the output, the inputs and the channels.
+// For any strides. walk: strides of the output, the scales' channels and the inputs, in this order.
 template <class In, class Out, int K, class F>
 __global__ void __launch_bounds__(256) strided_kernel(const __grid_constant__ Elementwise<In, Out, K, F> a,
                                                       const __grid_constant__ Walk<K + 2> walk) {
@@ -99,7 +99,7 @@ cudaError_t elementwise(const Tensor* const (&inputs)[K], const Scales& scales, 
   Elementwise<In, Out, K, F> a{{}, static_cast<Out*>(output.data), output.numel(), scales.number,
                                static_cast<const float*>(scales.tensor.data), 1, 1, f};
   if (a.count == 0) return cudaSuccess;
-  Tensor channels = output;  // the index of the scale as an offset
+  Tensor channels = output;  // its offsets are the indices of scales
   std::fill_n(channels.strides, kMaxRank, 0);
   if (scales.tensor.data && scales.tensor.numel() > 1) {
     channels.strides[scales.axis] = 1;

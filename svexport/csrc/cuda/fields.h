@@ -1,4 +1,4 @@
-// The members of a struct and their names, said once. Host C++, no CUDA.
+// Lists the members of a struct with their names. Host C++, no CUDA.
 #pragma once
 
 #include <string>
@@ -6,7 +6,7 @@
 
 namespace svexport {
 
-// Of "a, b": a and b.
+// Splits "a, b" into a and b.
 inline std::vector<std::string> names_of(const std::string& list) {
   std::vector<std::string> names(1);
   for (const char c : list) {
@@ -21,7 +21,7 @@ inline std::vector<std::string> names_of(const std::string& list) {
 
 }  // namespace svexport
 
-// SVEXPORT_EACH(a, b) is a function each(visit) that calls visit("a", a) and visit("b", b), and of constants the same.
+// SVEXPORT_EACH(a, b) defines each(visit), const and not, which calls visit("a", a) and visit("b", b).
 #define SVEXPORT_EACH_(QUALIFIER, ...)                                                         \
   template <class Visitor>                                                                     \
   void each(Visitor&& visit) QUALIFIER {                                                       \

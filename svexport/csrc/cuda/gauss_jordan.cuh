@@ -1,20 +1,20 @@
 // Gauss-Jordan elimination of small matrices by groups of lanes, shared by inverse and solve.
 //
-// In float64 throughout: so few operations that they hide behind the memory traffic, and a matrix of float32 is then
-// inverted as exactly as float32 can say, however ill-conditioned it is.
+// Everything is float64. The few operations hide behind the memory traffic, and the inverse of a float32 matrix is as
+// exact as float32 can represent, however ill-conditioned the matrix is.
 #pragma once
 
 #include "strided.cuh"
 
 namespace svexport {
 
-// A matrix over the lanes of a group, L >= n of them, L a power of two: lane r holds row r. Beyond n it is the identity.
+// A matrix of size n over a group of L >= n lanes, L a power of two: lane r holds row r. Beyond n, it is the identity.
 template <int L>
 struct LaneMatrix {
   double row[L];
-  int pivot[L];  // after inverting: the lane whose row was taken in step k
-  int step;      // in which step this lane's row was taken
-  int info;      // 0, or the number of the first pivot that was zero
+  int pivot[L];  // after invert(): the lane whose row was the pivot of step k
+  int step;      // the step in which this lane's row was the pivot
+  int info;      // 0, or the number of the first pivot that was zero, from 1
 
   static __device__ __forceinline__ int lane() { return threadIdx.x % L; }
 
@@ -48,20 +48,20 @@ struct LaneMatrix {
     }
   }
 
-  // In place, without moving rows: row `step` of the inverse ends in this lane, its element of column pivot[j] at j.
+  // Inverts in place, without moving rows: this lane ends with row `step` of the inverse; row[j] is in column pivot[j].
   __device__ __forceinline__ void invert() {
     const int r = lane();
     step = L;
     info = 0;
     UNROLL for (int k = 0; k < L; ++k) {
-      // The largest element: by the high words, which are in the order of the numbers, with the lane in their last bits.
+      // Finds the largest element by its high word, which orders as the number does; its last bits hold the lane.
       unsigned key = step == L ? ((__double2hiint(row[k]) & 0x7fffffff) & ~(L - 1)) + L - r : 0;
       UNROLL for (int o = L / 2; o; o /= 2) key = max(key, __shfl_xor_sync(~0u, key, o));
       pivot[k] = (L - (key & (L - 1))) & (L - 1);
       const double p = __shfl_sync(~0u, row[k], pivot[k], L);
       if (p == 0 && info == 0) info = k + 1;
       const bool mine = r == pivot[k];
-      // A quotient, which is exactly 1 for a row like the pivot's: nothing may be left of that.
+      // A quotient, because it is exactly 1 for a row equal to the pivot's, of which nothing may remain.
       const double factor = (mine ? 1 : row[k]) / p;
       if (mine) step = k;
       UNROLL for (int j = 0; j < L; ++j) {
@@ -73,7 +73,7 @@ struct LaneMatrix {
     }
   }
 
-  // The columns in order, NaN if there is no inverse. The rows stay in the lanes where they are.
+  // Puts the columns in order, or sets them to NaN if there is no inverse. Rows stay in their lanes.
   __device__ __forceinline__ void order_columns() {
     double ordered[L];
     UNROLL for (int c = 0; c < L; ++c) {
@@ -84,7 +84,7 @@ struct LaneMatrix {
     UNROLL for (int c = 0; c < L; ++c) row[c] = info ? __longlong_as_double(0x7ff8000000000000) : ordered[c];
   }
 
-  // The rows to the lanes of their numbers.
+  // Moves row r to lane r.
   __device__ __forceinline__ void order_rows() {
     int source = 0;
     UNROLL for (int k = 0; k < L; ++k) {
@@ -94,7 +94,7 @@ struct LaneMatrix {
   }
 };
 
-// Calls f with the number of lanes for matrices of size n, as a constant.
+// Calls f with the number of lanes for matrices of size n as a constant.
 template <class F>
 cudaError_t dispatch_lanes(int64_t n, F&& f) {
   return n < 1 || n > 8 ? cudaErrorNotSupported : with_constant<2, 4, 8>(n <= 2 ? 2 : n <= 4 ? 4 : 8, f);

@@ -5,10 +5,10 @@
 
 namespace svexport {
 
-// All of one dtype (fp32, fp16, or bf16 from compute capability 8.0 on), row-major without gaps.
+// All tensors have one dtype (fp32, fp16, or bf16 from compute capability 8.0 on) and are row-major without gaps.
 struct Linear {
   const void* x = nullptr;       // (rows, in)
-  const void* x_tail = nullptr;  // (rows, in): in place of x for the outputs from `tail` on; null: x for all
+  const void* x_tail = nullptr;  // (rows, in): replaces x for the outputs from `tail` on; null: x for all
   int tail = 0;
   const void* weight = nullptr;  // (out, in)
   const void* bias = nullptr;    // (out), or null
@@ -18,7 +18,7 @@ struct Linear {
   bool relu = false;
 };
 
-// Sums in fp32. cudaErrorNotSupported for another dtype.
+// Sums are fp32. Returns cudaErrorNotSupported for another dtype.
 cudaError_t linear(const Linear& layer, DType dtype, cudaStream_t stream);
 
 }  // namespace svexport

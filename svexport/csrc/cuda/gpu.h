@@ -1,4 +1,4 @@
-// The current device as the planners know GPUs.
+// Describes the current device for the planners.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,7 +12,7 @@ namespace svexport {
 
 constexpr int kMaxGpus = 64;
 
-// Asked once of a device: some attributes take long. Of a device that cannot be asked what any GPU can do.
+// Called once per device, because some attributes are slow to query. If a query fails, it gives what any GPU can do.
 inline Gpu described(int device) {
   const auto get = [device](cudaDeviceAttr attribute, int otherwise) {
     int value = 0;
@@ -43,7 +43,7 @@ inline Gpu current_gpu() {
   int device = 0, multiprocessors = 0;
   if (cudaGetDevice(&device) != cudaSuccess) device = 0;
   Gpu gpu = device < static_cast<int>(all.size()) ? all[device] : Gpu();
-  // Anew: of a share of a device (MPS, green contexts) it may change.
+  // Queried every time, because it may change for a share of a device (MPS, green contexts).
   if (cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device) == cudaSuccess) {
     gpu.multiprocessors = multiprocessors;
   }

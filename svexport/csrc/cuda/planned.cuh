@@ -1,4 +1,4 @@
-// From a planner's launch to CUDA's.
+// Launches a kernel as its planner says.
 #pragma once
 
 #include "overlap.cuh"
@@ -6,7 +6,7 @@
 
 namespace svexport {
 
-// A launch as planned; early: as launch() has it.
+// Launches a kernel as planned; early: that of launch().
 template <class... Parameters, class... Arguments>
 cudaError_t launch_planned(void (*kernel)(Parameters...), const Launch& l, bool early, cudaStream_t stream,
                            const Arguments&... arguments) {

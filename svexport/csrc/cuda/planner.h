@@ -1,31 +1,31 @@
-// What planners of all ops share. A planner says which ways there are to run an op on a GPU, its tactics, and which of
-// them is the cheapest. Host C++ without CUDA: the launchers, the plugins and, compiled by planner.cpp, Python ask it.
+// Shared by the planners of all ops. A planner lists the ways to run an op on a GPU, its tactics, and chooses the
+// cheapest. Host C++ without CUDA: the launchers, the plugins and, through planner.cpp, Python call it.
 //
-// An op has in cuda/<op>/tactics.h
-//   Problem                       what is asked: sizes, layout, types; with the op's name, kOp
-//   Tactic                        a kernel and its template constants; `id` is what plans of TensorRT keep
+// An op defines in cuda/<op>/tactics.h
+//   Problem                       sizes, layouts and types of a call; kOp is the op's name
+//   Tactic                        a kernel and its template constants; TensorRT's plans keep its `id`
 //   Figures                       the numbers of its cost function, from tuning.h
-//   tactics(problem, gpu)         those that are valid
+//   tactics(problem, gpu)         the valid tactics
 //   launch(problem, tactic, gpu)  grid, block and shared memory
 //   cost(problem, tactic, gpu, figures)  microseconds
-// From these, tuned.h has the choice.
+// tuned.h chooses from these.
 #pragma once
 
 #include <cstdint>
 
 namespace svexport {
 
-// A GPU as far as choices depend on it.
+// What the choices depend on of a GPU.
 struct Gpu {
-  int32_t capability = 75;   // 87, 90
+  int32_t capability = 75;   // compute capability without its point: 87, 90
   int32_t multiprocessors = 1;
-  int32_t shared_memory = 49152;  // bytes that a block can have
+  int32_t shared_memory = 49152;  // bytes per block, at most
   int32_t l2_megabytes = 4;
-  int32_t table = 0;         // of tuning.h: of this GPU, or the first one
-  float bandwidth = 1e6;     // of its memory, bytes per microsecond
+  int32_t table = 0;         // index of this GPU's table in tuning.h; 0: the table of any GPU
+  float bandwidth = 1e6;     // memory bandwidth, bytes per microsecond
 };
 
-// Threads that a multiprocessor can have at once, and its memory that is first cache and shared memory alike, in bytes.
+// Most resident threads of a multiprocessor; bytes of its memory that serves as both L1 and shared memory.
 inline int32_t resident_threads(const Gpu& gpu) {
   switch (gpu.capability) {
     case 75: return 1024;
@@ -41,13 +41,13 @@ inline int64_t first_cache(const Gpu& gpu) { return gpu.shared_memory + (gpu.cap
 
 inline int64_t ceil_of(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Of a kernel. `blocks` is ceil(work / per_block), at most `most`: grid.x where the work is known.
+// The launch of a kernel. blocks(), which is grid.x, is ceil(work / per_block), at most `most`.
 struct Launch {
   int64_t work = 0;
   int64_t per_block = 1, most = INT32_MAX;
   int32_t grid_y = 1, grid_z = 1;
   int32_t block[3] = {1, 1, 1};
-  int32_t shared_memory = 0;  // dynamic, bytes
+  int32_t shared_memory = 0;  // dynamic shared memory, bytes
 
   int64_t blocks() const {
     const int64_t wanted = ceil_of(work, per_block);
@@ -56,7 +56,7 @@ struct Launch {
   int32_t threads() const { return block[0] * block[1] * block[2]; }
 };
 
-// The largest power of two of bytes, 16 at most, of which all that was added are multiples.
+// The largest power of two, at most 16, that divides all added addresses and byte counts.
 class Multiple {
  public:
   void add(const void* address) { all_ |= reinterpret_cast<uintptr_t>(address); }
@@ -67,7 +67,7 @@ class Multiple {
   uint64_t all_ = 0;
 };
 
-// Not more than kMost values, without memory of their own: planners run at every launch.
+// A list of at most kMost values without allocation, because planners run at every launch.
 template <class T, int kMost = 64>
 class Few {
  public:
@@ -84,7 +84,7 @@ class Few {
   int count_ = 0;
 };
 
-// The cheapest, or the one with this id where it is valid: a plan may have been timed at other sizes. There has to be one.
+// The tactic of id `forced` if it is listed (plans may be from other sizes), else the cheapest. One must be listed.
 template <class Tactic, class Cost>
 Tactic cheapest(const Few<Tactic>& tactics, int32_t forced, const Cost& cost) {
   const Tactic* best = tactics.begin();

@@ -1,4 +1,4 @@
-// Walks of several tensors of one shape, whatever their strides.
+// Offsets of elements in several tensors of one shape and any strides.
 #pragma once
 
 #include "axes.h"
@@ -6,7 +6,7 @@
 
 namespace svexport {
 
-// Offsets of element i, in row-major order of the axes, in each tensor.
+// offsets() gives the offset of element i, in row-major order of the axes, in each tensor.
 template <int K>
 struct Walk {
   int rank = 0;

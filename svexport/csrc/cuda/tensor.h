@@ -1,10 +1,10 @@
-// What every launcher takes and returns. No torch, no TensorRT: the torch operators and the plugins share the launchers.
+// The arguments and results of every launcher. No torch, no TensorRT: torch operators and plugins share the launchers.
 //
-// A launcher enqueues on the given stream and returns. It allocates nothing and waits for nothing, so it can be captured
-// in a CUDA graph; scratch memory comes from the caller, who asks the launcher's *_workspace function how much.
-// Empty tensors are fine everywhere. It returns cudaErrorNotSupported, before it enqueues anything, for a combination
-// of data types, ranks or modes that it has no kernel for, and otherwise what the launch returned.
-// tactic: the id of one of <op>/tactics.h; 0, or one that is not for these tensors: the cheapest.
+// A launcher enqueues on the given stream and returns. It allocates nothing and waits for nothing, so that a CUDA graph
+// can capture it. The caller provides scratch memory; the launcher's *_workspace function says how much. Empty tensors
+// are allowed everywhere. For data types, ranks or modes that have no kernel, a launcher enqueues nothing and returns
+// cudaErrorNotSupported; otherwise it returns what the launch returned.
+// tactic: the id of a tactic of <op>/tactics.h; 0, or an id that is not valid for these tensors, selects the cheapest.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -50,7 +50,7 @@ struct Tensor {
     return true;
   }
 
-  // Whether data and all strides but that of `axis`, which must be 1, are multiples of `bytes`: vector access along it.
+  // Whether vectors of `bytes` along `axis` can be accessed: its stride is 1; data and other strides are multiples.
   bool aligned(int axis, int64_t bytes) const {
     const int64_t size = item_size();
     if (reinterpret_cast<uintptr_t>(data) % bytes != 0 || (strides[axis] != 1 && sizes[axis] != 1)) return false;
@@ -74,7 +74,7 @@ struct Tensor {
   void* element(int64_t i) const { return static_cast<char*>(data) + i * item_size(); }
 };
 
-// The same sizes in row-major order without gaps.
+// t with row-major strides without gaps.
 inline Tensor row_major(Tensor t) {
   int64_t stride = 1;
   for (int i = t.rank - 1; i >= 0; --i) {
@@ -93,7 +93,7 @@ inline Tensor row_major(const void* data, DType dtype, std::initializer_list<int
   return row_major(t);
 }
 
-// The same memory, seen by other sizes and strides.
+// A view of the same memory with other sizes and strides.
 inline Tensor as_strided(const Tensor& t, std::initializer_list<int64_t> sizes, std::initializer_list<int64_t> strides) {
   Tensor view = row_major(t.data, t.dtype, sizes);
   std::copy(strides.begin(), strides.end(), view.strides);

@@ -6,32 +6,32 @@
 
 namespace svexport {
 
-// Arguments and results. T: the dtype of query, fp32, fp16 or (from compute capability 8.0 on) bf16.
+// Arguments and results. T is the dtype of query: fp32, fp16 or, from compute capability 8.0 on, bf16.
 struct TransformerDecoder {
   Tensor query, query_pos;   // (B, Q, C) of T, contiguous
   Tensor reference_points;   // (B, Q, 3), any float type, contiguous
-  // num_features given levels: (B, cams, C, H, W) of T (of fp32 too) and any strides, or all int8 in CHW32, (B, cams,
-  // ceil(C/32), H, W, 32), contiguous, a step of level i worth scales[i]. scales may be null without int8.
+  // num_features levels: (B, cams, C, H, W), of T or fp32, any strides; or all int8 in CHW32, contiguous,
+  // (B, cams, ceil(C/32), H, W, 32), one step of level i worth scales[i]. scales may be null without int8.
   const Tensor* features;
   int num_features;
   const float* scales;
   Tensor lidar2img;          // (B, cams, 4, 4), any float type and strides
-  const Tensor* weights;     // of T, contiguous; their order is that of the torch operator
+  const Tensor* weights;     // of T, contiguous, in the order of the torch operator
   int num_weights;
 
   int num_layers, num_heads, num_points, num_groups;
   CameraSampleOptions sampling;
   bool learned_offsets, residual_query_pos;
-  bool pool;                 // one level more: the 2x2 maximum of the last given one
+  bool pool;                 // adds a level: the 2x2 maximum of the last one
 
   Tensor classes;            // (B, Q, num_classes) of T, contiguous
   Tensor boxes, points;      // (B, Q, code_size), (B, Q, 3), any float type, contiguous
 };
 
-// Bytes of scratch memory; the launcher wants it aligned to 256.
+// Bytes of scratch memory, which must be aligned to 256.
 size_t transformer_decoder_workspace(const TransformerDecoder& decoder);
 
-// cudaErrorNotSupported for other dtypes, sizes (C above 1024, C / num_heads above 64) and mixtures of dtypes.
+// Returns cudaErrorNotSupported for other dtypes and mixtures of them, for C above 1024 and C / num_heads above 64.
 cudaError_t transformer_decoder(const TransformerDecoder& decoder, void* workspace, cudaStream_t stream);
 
 }  // namespace svexport

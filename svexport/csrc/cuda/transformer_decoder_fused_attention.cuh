@@ -1,4 +1,4 @@
-// Of the fused decoder: attention.
+// The fused decoder's attention.
 #pragma once
 
 #include "transformer_decoder_fused_block.cuh"
@@ -11,12 +11,12 @@ __device__ __forceinline__ float exp2_approximate(float x) {
   return y;
 }
 
-// 16 rows of a head a warp, of which another has every other block of 64 keys. To kIn, here and in the other blocks.
-// Keys, and dimensions, are permuted within a fragment so that each lane has 16 adjacent bytes of them.
+// Two warps share the 16 rows of a head; each takes every other block of 64 keys. The result goes to kIn, in both
+// blocks. Keys and dimensions are permuted within a fragment, such that each lane reads 16 adjacent bytes.
 template <class T>
 __device__ __forceinline__ void attend(const Fused& a, Shared<T>& s, int half, int warp, int lane,
                                        const Exchange& blocks, int& slot, uint32_t& parity) {
-  asm volatile("" : "+r"(warp), "+r"(lane));  // or what follows from them is kept in registers throughout the kernel
+  asm volatile("" : "+r"(warp), "+r"(lane));  // or values derived from them stay in registers throughout the kernel
   const int share = warp % 2, own_head = warp / 2, head = half * kOwnHeads + own_head;
   const int group = lane / 4, quarter = lane % 4, key_blocks = a.keys / kKeyBlock;
   constexpr int kBlockBytes = kKeyBlock * kHeadDim * 2;
@@ -35,7 +35,7 @@ __device__ __forceinline__ void attend(const Fused& a, Shared<T>& s, int half, i
   }
   const uint32_t one = pack<T>(1.f, 1.f);
   float sum[4][4] = {}, totals[4] = {},
-        largest[2] = {-INFINITY, -INFINITY};  // totals: sums of weights, by products with ones
+        largest[2] = {-INFINITY, -INFINITY};  // totals: sums of weights, as products with ones
 #pragma unroll 1
   for (int b = share;; b += 2) {
     const uint32_t memory = shared_address(s.weights[0]) + slot * kSlotBytes;
@@ -67,7 +67,7 @@ __device__ __forceinline__ void attend(const Fused& a, Shared<T>& s, int half, i
           totals[2 * i] *= shrink, totals[2 * i + 1] *= shrink;
         }
       }
-      // Sixteen keys at a time: while these are multiplied, weights of the next are found.
+      // Sixteen keys at a time: while they are multiplied, the weights of the next ones are computed.
       uint32_t weights[2][4];
       auto weigh = [&](int k) {
         UNROLL for (int j = 0; j < 4; ++j) {
@@ -93,7 +93,7 @@ __device__ __forceinline__ void attend(const Fused& a, Shared<T>& s, int half, i
     wait_for(shared_address(&s.full[slot]), parity);
   }
 
-  // Each of the two warps ends with half of the dimensions; kSum and the logits are free.
+  // The two warps exchange halves: each ends with half of the dimensions. kSum and the logits are free for this.
   float* const given = reinterpret_cast<float*>(s.tiles[kSum]) + warp * 256 + lane;
   const float* const taken = reinterpret_cast<const float*>(s.tiles[kSum]) + (warp ^ 1) * 256 + lane;
   float* const ends = s.logits;  // [warp][row][largest, total]

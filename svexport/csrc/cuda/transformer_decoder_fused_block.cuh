@@ -1,4 +1,4 @@
-// Of the fused decoder: what a block has, and what its warps fetch and pass on beside the products.
+// The fused decoder's block: its shared memory, and what its warps fetch and pass on besides the products.
 #pragma once
 
 #include "overlap.cuh"
@@ -9,9 +9,9 @@ namespace svexport::fused {
 template <class T>
 struct Shared {
   char tiles[kTiles][kTileBytes];
-  // What is lost where these are rounded to T: tile kX, and sums that are normed next, two in turn, as what the last
-  // exchange brought may still be read. Without it all that follows sees what every norm and residual connection has
-  // rounded.
+  // Rounding errors of tile kX and of the sums that are normed next, as T. Without them, the rounding of every norm and
+  // residual connection would accumulate. There are two for the sums, used in turn, because the last exchange's may
+  // still be read.
   char rest_of_x[kTileBytes], rest[2][kTileBytes];
   char weights[kSlots][kSlotBytes];
   struct Vectors {
@@ -20,15 +20,15 @@ struct Shared {
   } vectors[kSlots];
   alignas(16) T encoder[4 * kChannels];  // weight (256, 3) and bias of the position's first layer
   float logits[kRows * kLogitsPitch];
-  float cameras[kMaxCams * 12];               // lidar2img, but for its last row
-  float points[kRows * 3], logit[kRows * 3];  // and their inverse sigmoid
-  alignas(16) float seen[kSampled * kSeen];   // of the rows that are sampled here
+  float cameras[kMaxCams * 12];               // lidar2img without its last row
+  float points[kRows * 3], logit[kRows * 3];  // points and their inverse sigmoid
+  alignas(16) float seen[kSampled * kSeen];   // u and v of the rows that this block samples
   uint64_t received[2], full[kSlots], empty[kSlots], stored;
-  uint64_t passed, taken;  // to and from the cluster of the other role
+  uint64_t passed, taken;  // barriers: tiles passed to, and taken from, the other role's cluster
 };
 static_assert(sizeof(Shared<__half>) <= 227 << 10, "more shared memory than a block can have");
 
-// What a block works at: a half of a tile of rows.
+// The work of a block: half of the outputs of a tile of rows.
 struct Block {
   int tile, scene, half;
   Role role;
@@ -41,14 +41,14 @@ struct Block {
   }
 };
 
-// A word of the list of products; not as a constant, as those come one after the other.
+// Reads a word of the list of products, not by a constant load, because those are done one after the other.
 __device__ __forceinline__ uint64_t load_parameter(const void* p) {
   uint64_t v;
   asm("ld.b64 %0, [%1];" : "=l"(v) : "l"(p));
   return v;
 }
 
-// Fetches what the products need, in order: by one warp, the lanes of which have read the next 32 products ahead.
+// One warp fetches what the products need, in order. Its lanes read the next 32 products ahead.
 template <class T>
 __device__ __forceinline__ void fetch_weights(const Fused& a, Shared<T>& s, const Block& self) {
   constexpr int kVector = kChannels * sizeof(T), kAhead = 4;
@@ -66,7 +66,7 @@ __device__ __forceinline__ void fetch_weights(const Fused& a, Shared<T>& s, cons
   auto next = [&] {
     if (++slot == kSlots) slot = 0, parity ^= 1;
   };
-  uint64_t product = 0, bias = 0, outputs = 0, norm[4] = {};  // of product i / 32 * 32 + lane
+  uint64_t product = 0, bias = 0, outputs = 0, norm[4] = {};  // those of product i / 32 * 32 + lane
 #pragma unroll 1
   for (int i = 0; i < products; ++i) {
     if (i % 32 == 0) {
@@ -148,14 +148,14 @@ __device__ __forceinline__ void fetch_weights(const Fused& a, Shared<T>& s, cons
   }
 }
 
-// Copies what the cluster of the other role passes on, the i-th time, to where it is used, which is free: it was made
-// of what this one has passed on since.
+// Copies what the cluster of the other role passes on, the i-th time, to where it is used. That place is free, because
+// the other cluster made it of what this one passed on after its last use.
 template <class T>
 __device__ __forceinline__ void take(const Fused& a, Shared<T>& s, const Block& self, int i) {
   const uint32_t taken = shared_address(&s.taken);
   const bool queries = self.role == kQueries;
   const Role from = queries ? kBoxes : kQueries;
-  // By way of the other cluster this is after the reads of what is overwritten; racecheck sees only the block.
+  // The other cluster already orders this after the reads of what it overwrites, but racecheck sees only the block.
   const int passed = queries ? i - 1 : i;
   if (passed >= 0) wait_for(shared_address(&s.passed), passed % 2);
   await(a.passed[from] + self.tile, (i + 1) * kBlocks);
@@ -165,7 +165,7 @@ __device__ __forceinline__ void take(const Fused& a, Shared<T>& s, const Block& 
   if (queries) copy_bulk(s.seen, a.seen + (self.tile * kRows + self.half * kSampled) * kSeen, sizeof(s.seen), taken);
 }
 
-// The end of the box branch, and the first layer of the position's encoding, to kSum and `rest`.
+// Ends the box branch, and applies the first layer of the position's encoding, to kSum and `rest`.
 template <class T>
 __device__ __forceinline__ void move_points(const Fused& a, uint32_t code, int64_t row0, int rows, int half,
                                             Shared<T>& s, uint32_t rest, int warp, int lane) {
@@ -203,7 +203,7 @@ __device__ __forceinline__ void move_points(const Fused& a, uint32_t code, int64
     store_shared(shared_address(s.tiles[kSum]) + at, y);
     store_shared(rest + at, rest8<T>(x, y));
   }
-  __syncwarp();  // the first of a row is read by all
+  __syncwarp();  // all lanes read the first element of a row next
 }
 
 }  // namespace svexport::fused

@@ -3,29 +3,29 @@
 
 #include "transformer_decoder_fused.cuh"
 
-// wgmma is of sm_90a alone.
+// Only sm_90a has wgmma.
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 #include "transformer_decoder_fused_attention.cuh"
 
 namespace svexport::fused {
 
-// kSplit: the box branch has clusters of its own.
+// What the compute warps do. kSplit: the box branch has clusters of its own.
 template <class T, bool kSplit>
 __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Block& self) {
   int thread = threadIdx.x;
-  asm volatile("" : "+r"(thread));  // or it is read from afar again and again
+  asm volatile("" : "+r"(thread));  // or the compiler reads the special register again and again
   const int warp = __shfl_sync(0xffffffffu, thread / 32, 0), lane = thread % 32, group = lane / 4, quarter = lane % 4;
   const int products = a.products[self.role];
   const int half = self.half, scene = self.scene;
-  const int index0 = (self.tile - scene * a.scene_clusters) * kRows;      // of the rows, in the scene,
-  const int rows = min(kRows, a.queries - index0);                        // how many there are,
-  const int64_t row0 = static_cast<int64_t>(scene) * a.queries + index0;  // of all
-  const int own = warp * 16, output0 = half * kHalf + own;  // the warp's 16 outputs, of the block's and of 256
+  const int index0 = (self.tile - scene * a.scene_clusters) * kRows;      // first row, in the scene
+  const int rows = min(kRows, a.queries - index0);                        // number of rows
+  const int64_t row0 = static_cast<int64_t>(scene) * a.queries + index0;  // first row, in all scenes
+  const int own = warp * 16, output0 = half * kHalf + own;  // the warp's 16 outputs, in the block's and in all 256
   auto tile = [&](int which) { return shared_address(s.tiles[0]) + which * kTileBytes; };
-  // The lane's chunk of these, in the order of four matrices of 8 x 8; as a part of a tile.
+  // The offset in a tile of the lane's chunk of these, in the order of four 8 x 8 matrices.
   const int fragment = chunk_at(lane / 16 * 8 + lane % 8, output0 / 8 + lane / 8 % 2);
-  // The rows that the warp norms, loads and stores, a lane 8 channels.
+  // The rows that the warp norms, loads and stores; a lane has 8 channels.
   const int first_row = warp * kRowsOfWarp;
   const int sampled_row = half * kSampled + warp;
 
@@ -48,7 +48,7 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
       const int at = chunk_at(first_row + r, lane);
       store_shared(tile(kWhere) + at, add8<T>(load_shared(tile(kX) + at), load_shared(tile(kQueryPos) + at)));
     }
-    // Keys that are not, and their values, are multiplied with zero.
+    // Zeroes the padding of keys and values, which weights of 0 multiply.
     const int covered = a.scene_clusters * kRows, padding = a.keys - covered;
     for (int i = thread; index0 + kRows == covered && half == 0 && i < padding * kChannels; i += kComputing) {
       for (int64_t set = 0; set < 2; ++set) {
@@ -73,7 +73,7 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
     s.points[thread] = point, s.logit[thread] = inverse_sigmoid(point);
   }
   sync();
-  float u = NAN, v = NAN;  // where camera `lane` sees the point of the row that the warp samples
+  float u = NAN, v = NAN;  // the point of the row that the warp samples, as seen by camera `lane`
   auto look = [&] {
     u = v = NAN;
     if (sampled_row < rows) project(a, s.points + sampled_row * 3, s.cameras, u, v);
@@ -112,7 +112,7 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
       float x[kRowsOfWarp][8], pivot[kRowsOfWarp];
       UNROLL for (int r = 0; r < kRowsOfWarp; ++r) {
         const uint32_t row = from + (first_row + r) * 128;
-        uint32_t first;  // of the 8 channels that a row begins with
+        uint32_t first;  // the first two elements of the row's memory
         asm volatile("ld.shared.u32 %0, [%1];" : "=r"(first) : "r"(row) : "memory");
         pivot[r] = unpack<T>(first).x;
         const int at = chunk_at(first_row + r, lane);
@@ -121,7 +121,7 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
         unpack8<T>(load_shared(rest + at), lost);
         UNROLL for (int i = 0; i < 8; ++i) x[r][i] += lost[i];
       }
-      __syncwarp();  // before the rows are overwritten
+      __syncwarp();  // all lanes have read the rows, which are overwritten next
       normalize<T, kRowsOfWarp>(x, pivot, weight, bias);
       UNROLL for (int r = 0; r < kRowsOfWarp; ++r) {
         const int at = chunk_at(first_row + r, lane);
@@ -190,11 +190,11 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
     const bool narrow = code & kIsNarrow, heads = code & (kToQueries | kToKeys | kToValues);
     float sum[8], odd[8] = {}, more[8];
     UNROLL for (int j = 0; j < 8; ++j) sum[j] = code & kGoesOn ? kept[j] : 0.f;
-    publish();  // the rows, which all have stored since, or other blocks sent
+    publish();  // the rows that this block's threads stored, or that the other block sent
     const uint32_t from = tile(field(code, kFrom));
     const uint32_t weights = shared_address(s.weights[0]) + slot * kSlotBytes + warp / (kWarps / 2) * (kBox / 2);
     if (!narrow || warp < kWarps / 2) multiply<T>(sum, odd, weights, from);
-    // Meanwhile, what is added. [4 * n + 2 * h + j]: to output group + 8 * h, row 8 * n + 2 * quarter + j.
+    // Meanwhile, reads what is added. [4 * n + 2 * h + j]: to output group + 8 * h, row 8 * n + 2 * quarter + j.
     {
       const int at = narrow ? own % kNarrow : own;
       const float bias[2] = {to_float(vectors.bias[at + group]), to_float(vectors.bias[at + group + 8])};
@@ -241,7 +241,7 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
         UNROLL for (int j = 0; j < 4; ++j) y[j] = max_of<T>(y[j], 0);
       }
       exchange(tile(field(code, kTo)) + fragment);
-      if (!(code & kRelu)) {  // a norm is next
+      if (!(code & kRelu)) {  // a norm follows, which needs the rounding errors
         UNROLL for (int j = 0; j < 4; ++j) y[j] = rest2<T>(sum[2 * j], sum[2 * j + 1], y[j]);
         const uint32_t next = other_rest;
         other_rest = rest, rest = next;
@@ -287,7 +287,7 @@ __device__ __forceinline__ void compute(const Fused& a, Shared<T>& s, const Bloc
   UNROLL for (int which_tile = 0; which_tile < kTiles; ++which_tile) {
     if (!a.save[which_tile]) continue;
     if (which_tile == kQuery) sync();
-    // Of the queries all rows of the block's own heads; else some of the rows.
+    // A block saves all rows of its own heads of kQuery, and half of the rows of the other tiles.
     UNROLL for (int r = 0; r < kRowsOfWarp; ++r) {
       const int row = first_row + r;
       const bool mine = which_tile == kQuery ? lane / 16 == half : row / kSampled == half;
@@ -332,7 +332,7 @@ __device__ __forceinline__ void decode(const Fused& a) {
     asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
     if (threadIdx.x < kComputing + 32) {
       fetch_weights<T>(a, s, self);
-    } else if (threadIdx.x == kComputing + 32) {  // keys and values are there
+    } else if (threadIdx.x == kComputing + 32) {  // signals that keys and values are written
       wait_for_previous();
       for (int i = 0; self.role == kQueries && i < a.signals; ++i) {
         wait_for(shared_address(&s.stored), i % 2);
@@ -355,7 +355,7 @@ constexpr int kLaunched = kThreads;
 
 }  // namespace svexport::fused
 
-#else  // The launcher does not get here: it sees that this one takes no more than a warp.
+#else  // Never launched: the launcher sees that this kernel takes no more than a warp.
 
 namespace svexport::fused {
 

@@ -1,4 +1,4 @@
-// Of the fused decoder, on the host: whether it is for a decoder, its memory, and the list of a launch.
+// The fused decoder on the host: whether it supports a decoder, its memory, and the list of a launch.
 #pragma once
 
 #include <algorithm>
@@ -21,15 +21,15 @@ bool fits(const TransformerDecoder& d, const DecoderSizes& n) {
   return bits % 16 == 0;
 }
 
-// Whether the kernel samples itself; if not, the small kernels do, between two launches of it.
+// Whether the fused kernel samples the cameras itself; if not, small kernels do, between two launches of it.
 bool samples_itself(const TransformerDecoder& d, const DecoderSizes& n) {
   return d.num_points == 1 && d.num_groups == 1 && !d.learned_offsets && n.logits <= kNarrow && n.cams <= 32 &&
          !n.widen;
 }
 
-// A map whose channels are not adjacent is copied so, if that costs less than reading it as it is in every layer: by
-// measurement for up to 40 KB a sample. The most for one and for all of them; neither grows when a size shrinks, so
-// that scratch memory for the largest sizes is enough for others.
+// A map whose channels are not adjacent is copied to channels-last if the copy costs less than strided reads in every
+// layer: as measured, up to 40 KB a sample. These are the limits for one map and for all maps. Neither grows when a
+// size shrinks, so that scratch memory for the largest sizes suffices for smaller ones.
 int64_t copy_limit(const TransformerDecoder& d, const DecoderSizes& n) {
   return n.rows * d.num_layers * d.num_points * (40 << 10);
 }
@@ -71,7 +71,7 @@ struct FusedBuffers {
   int64_t copies_size = 0;
   char *x, *position, *q, *k, *v, *where, *mixed, *logits, *offsets, *sampled;
   char* samples;
-  unsigned* done;  // and after it what clusters have passed on
+  unsigned* done;  // counters of `done`, then those of `passed`
   int64_t counters;
   int keys;
 
@@ -80,7 +80,7 @@ struct FusedBuffers {
     const int64_t tiles = static_cast<int64_t>(n.batch) * ceil_div(n.queries, kRows);
     const int64_t tensor = tiles * kRows * kChannels * 2,
                   heads = 2 * static_cast<int64_t>(n.batch) * keys * kChannels * 2;
-    const bool apart = !samples_itself(d, n);  // something else samples
+    const bool apart = !samples_itself(d, n);  // other kernels sample
     const int64_t sampled_tiles = apart ? 0 : std::min<int64_t>(tiles, kMostSplit);
     const int64_t samples_of_row = kPresampled * std::min(kAheadLevels, n.levels);
     samples = scratch.take<char>(sampled_tiles * kRows * samples_of_row * kChannels * 2);
@@ -102,7 +102,7 @@ bool plain(const FusedLevel& l) {
   return l.format == kAdjacent && !l.pool && l.height * l.y < 1ll << 31 && l.width * l.x < 1ll << 31;
 }
 
-// cuTensorMapEncodeTiled, which belongs to the driver: the kernels are not linked to it.
+// cuTensorMapEncodeTiled, looked up at run time, because the kernels do not link to the driver.
 decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
   static const auto encoder = [] {
     void* p = nullptr;
@@ -119,7 +119,7 @@ decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
   return encoder;
 }
 
-// The list of a launch, and what it refers to.
+// Builds the list of a launch, and the tables that it refers to.
 struct List {
   Fused& a;
   DType dtype;
@@ -127,7 +127,7 @@ struct List {
   bool failed = false;
   const Tensor* used[kMaxWeights];
 
-  // A product of 256 inputs and outputs of a layer, `in` and `out` in units of 256. weight: after it, its bias.
+  // Adds a product of 256 inputs and outputs of a layer; in, out: in units of 256. weight: its bias follows it.
   Product& add(const Tensor* weight, uint32_t code, Tile from, Tile to = kSum, int in = 0, int out = 0) {
     Product& p = a.product[products++] = Product{};
     const int rows = static_cast<int>(weight[0].sizes[0]);
@@ -153,13 +153,13 @@ struct List {
     p.weight = static_cast<uint8_t>(weights++);
     return p;
   }
-  // What is no product.
+  // Adds an entry without a product.
   Product& add(uint32_t code) {
     Product& p = a.product[products++] = Product{};
     p.code = code;
     return p;
   }
-  // Before the product: tile `from` normed, to `to`; encoder: the position's first layer before it.
+  // Norms tile `from` to `to` before product p; encoder: the first layer of the position's encoding, applied before.
   void norm(Product& p, const Tensor* weight, Tile from, Tile to, uint32_t code = 0, const Tensor* encoder = nullptr) {
     p.code |= kNorms | code | static_cast<uint32_t>(from) << kNormFrom | static_cast<uint32_t>(to) << kNormTo;
     p.norm = static_cast<uint8_t>(norms);
@@ -184,7 +184,7 @@ class Launch {
     a.classes = nullptr, a.signals = 0;
   }
 
-  // All layers.
+  // Adds all layers.
   void all() {
     begin();
     for (int layer = 0; layer < d_.num_layers; ++layer) attend(layer, true), sample(layer, true);
@@ -199,14 +199,14 @@ class Launch {
     list_.add(kNoProduct | kMoves);
     a_.passes[kQueries] = a_.passes[kBoxes] = d_.num_layers;
   }
-  // queries, keys and values of the first layer, and its position's encoding
+  // Adds queries, keys and values of the first layer, and the encoding of its position.
   void begin() {
     a_.first = true;
     a_.load[kX] = d_.query.data;
     heads(0, nullptr);
     if (!split_) encode(0, kEncodes);
   }
-  // Layer `layer` from its attention to the camera weights; itself: to the logits, else to kWhere.
+  // Adds a layer from its attention to the camera weights, if `itself` to the logits, else up to their input in kWhere.
   void attend(int layer, bool itself) {
     auto w = [&](DecoderWeight weight) { return weight_of(d_, layer, weight); };
     Product& attention = list_.add(kAttends);
@@ -215,13 +215,13 @@ class Launch {
     list_.norm(itself ? list_.add(w(kAttentionWeights), 0, kWhere) : list_.add(kNoProduct), w(kMhaNorm), kSum, kX,
                kAddsQueryPos);
   }
-  // From the sampling on, to queries, keys and values of the next layer.
+  // Adds a layer from its sampling on, up to queries, keys and values of the next layer.
   void sample(int layer, bool itself) {
     auto w = [&](DecoderWeight weight) { return weight_of(d_, layer, weight); };
     Product& out =
         list_.add(w(kOutputProj), kAddsX | kPosition << kAdds | (itself ? kSamples : 0u) | (split_ ? kTakes : 0u), kIn);
     if (!itself) list_.norm(out, w(kPositionNorm1), kPosition, kPosition, kNormRelu);
-    // Two parts of 256 hidden channels in one exchange; then other tiles, as these may still be read.
+    // One exchange has two parts of 256 hidden channels; the next uses other tiles, as these may still be read.
     constexpr Tile kHidden[2][2] = {{kQuery, kIn}, {kWhere, kSum}};
     const int parts = n_.ffn / kChannels;
     for (int first = 0; first < parts; first += 2) {
@@ -256,7 +256,7 @@ class Launch {
     for (Tile tile : tiles) a_.save[tile] = buffer(tile);
   }
 
-  // Before the first launch: how many clusters there can be at once.
+  // Called before the first launch. Sets how many clusters can be resident at once.
   static cudaError_t prepare(int& clusters) {
     Config config(1, nullptr, false);
     for (const auto kernel : kKernels) {
@@ -266,7 +266,7 @@ class Launch {
     return cudaOccupancyMaxActiveClusters(&clusters, kKernels[false], &config.config);
   }
 
-  // together: blocks wait for all others.
+  // together: a cooperative launch, in which blocks wait for each other.
   cudaError_t run(bool together, cudaStream_t stream, bool early = false) {
     if (!split_ && (list_.products == 0 || !(a_.product[list_.products - 1].code & kNoProduct))) list_.add(kNoProduct);
     a_.products[split_ ? kBoxes : kQueries] = list_.products - a_.products[kQueries];
@@ -302,7 +302,7 @@ class Launch {
     Config(const Config&) = delete;
   };
 
-  // in_proj of a layer, after the norm that ends the one before. Keys and values first: others wait for them.
+  // Adds in_proj of a layer, after the previous layer's last norm. Keys and values come first: others wait for them.
   void heads(int layer, const Tensor* norm) {
     const Tensor* weight = weight_of(d_, layer, kInProj);
     Product& keys = list_.add(weight, kToKeys, kWhere, kSum, 0, 1);
@@ -311,7 +311,7 @@ class Launch {
     list_.add(weight, kToQueries, kWhere, kQuery, 0, 0);
     ++a_.signals;
   }
-  // The box branch of a layer, of which this is the first product, and the next one's encoding.
+  // Adds the box branch of a layer and the encoding of the next layer. Returns the first product.
   Product& boxes(int layer) {
     auto w = [&](DecoderWeight weight) { return weight_of(d_, layer, weight); };
     Product& first = list_.add(w(kReg0), kRelu, kX, kIn);

@@ -1,4 +1,4 @@
-// Of the fused decoder: what the cameras see of a point.
+// The fused decoder's sampling of the cameras.
 #pragma once
 
 #include "bilinear.cuh"
@@ -6,7 +6,7 @@
 
 namespace svexport::fused {
 
-// u and v of the point at camera `lane`; not seen: u = NaN. cameras: 12 floats each.
+// Projects the point into camera `lane`, to u and v; u = NaN: not seen. cameras: 12 floats each.
 __device__ __forceinline__ void project(const Fused& a, const float* point, const float* cameras, float& u, float& v) {
   const int lane = threadIdx.x % 32;
   u = v = NAN;
@@ -30,7 +30,7 @@ __device__ __forceinline__ void project(const Fused& a, const float* point, cons
   if (seen) u = at_image[0], v = at_image[1];
 }
 
-// The lane's 8 channels of a pixel of the map, as they lie: 16 bytes, or 8 of an int8 map.
+// Reads the lane's 8 channels of a pixel of the map, unconverted: 16 bytes, or 8 of an int8 map.
 template <class T, int Format>
 __device__ __forceinline__ uint4 pixel(const FusedLevel& l, int64_t image, int y, int x) {
   const int lane = threadIdx.x % 32;
@@ -62,7 +62,7 @@ __device__ __forceinline__ void add_tap(const uint4& v, float weight, float (&su
   UNROLL for (int i = 0; i < 8; ++i) sum[i] = fmaf(weight, x[i], sum[i]);
 }
 
-// Where a camera sees the point on a level.
+// The pixels of a level around a projected point, and the offset of the camera's image.
 struct Place {
   Corners x, y;
   int64_t image;
@@ -72,8 +72,8 @@ __device__ __forceinline__ Place place_on(const FusedLevel& l, int batch, int ca
   return {corners(u * l.width - 0.5f, l.width), corners(v * l.height - 0.5f, l.height), batch * l.batch + cam * l.cam};
 }
 
-// sampled += what one camera sees on a level whose channels are not adjacent. Two lanes have 16 channels, each a column
-// of pixels, so that one access is of both: of the same sector, mostly.
+// sampled += the sample of one camera on a level whose channels are not adjacent. Two lanes share 16 channels; each
+// reads one column of pixels, so that one access reads both columns, mostly from the same sector.
 template <class T>
 __device__ __forceinline__ void sample_strided(const FusedLevel& l, const Place& p, float (&sampled)[8]) {
   constexpr int kShared = 16;
@@ -99,7 +99,7 @@ __device__ __forceinline__ void sample_strided(const FusedLevel& l, const Place&
   }
 }
 
-// sampled += what one camera sees on one level; of a pooled level pixels are the largest of four of the map's.
+// sampled += the sample of one camera on one level. A pixel of a pooled level is the maximum of four of the map's.
 template <class T, int Format>
 __device__ __forceinline__ void sample_level(const FusedLevel& l, const Place& p, float (&sampled)[8]) {
   if (Format == kStrided && !l.pool) {
@@ -134,8 +134,8 @@ __device__ __forceinline__ bool is_plain(const Fused& a, int level) {
   return level >= a.first_plain && level < a.first_plain + a.plain_levels;
 }
 
-// What camera `cam` sees on the plain levels, by a warp: take(level, the lane's channels). The pixels of all are on their
-// way at once; a lane finds the place on one of the levels.
+// A warp samples camera `cam` on the plain levels, and calls take(level, the lane's channels). The pixels of all levels
+// are in flight at once; each lane locates the point on one of the levels.
 template <class T, class Take>
 __device__ __forceinline__ void sample_plain(const Fused& a, int batch, int cam, float cam_u, float cam_v, Take take) {
   const int lane = threadIdx.x % 32;
@@ -167,7 +167,7 @@ __device__ __forceinline__ void sample_plain(const Fused& a, int batch, int cam,
   }
 }
 
-// What it sees on another level, by a warp.
+// A warp samples a camera on a level that is not plain.
 template <class T>
 __device__ __forceinline__ void sample_other(const FusedLevel& l, int batch, int cam, float cam_u, float cam_v,
                                              float (&sampled)[8]) {
@@ -178,12 +178,12 @@ __device__ __forceinline__ void sample_other(const FusedLevel& l, int batch, int
   UNROLL for (int i = 0; i < 8; ++i) sampled[i] *= l.scale;
 }
 
-// Samples of rows, from the `row`-th on: chunks.
+// Index of the first chunk of the samples of row `row`.
 __device__ __forceinline__ int64_t samples_of(const Fused& a, int row) {
   return static_cast<int64_t>(row) * kPresampled * a.ahead_levels * 32;
 }
 
-// What the first cameras see of a row's point on the first levels, by a warp: to the row's samples, for those that compute.
+// A warp samples the first cameras that see a row's point, on the first levels, for the cluster of kQueries.
 template <class T>
 __device__ __forceinline__ void presample_row(const Fused& a, int batch, float u, float v, void* samples) {
   uint4* to = static_cast<uint4*>(samples) + threadIdx.x % 32;
@@ -204,12 +204,12 @@ __device__ __forceinline__ void presample_row(const Fused& a, int batch, float u
   }
 }
 
-// sum += what all cameras see on all levels, by a warp. weights: of camera and level c * levels + l, in lanes' first
-// and second. ready: what was presampled, if so.
+// A warp adds the samples of all cameras on all levels to sum. weights: those of camera c and level l are number
+// c * levels + l; a lane holds numbers lane and lane + 32. ready: the presampled ones, if any.
 template <class T, bool Presampled>
 __device__ __forceinline__ void sample(const Fused& a, int batch, float u, float v, const float (&weights)[2],
                                        const uint4 (&ready)[kPresampled][kAheadLevels], float (&sum)[8]) {
-  const int own_level = min(static_cast<int>(threadIdx.x % kAheadLevels), a.levels - 1);  // whose weight the lane has
+  const int own_level = min(static_cast<int>(threadIdx.x % kAheadLevels), a.levels - 1);  // the lane reads its weight
   auto weight_of = [&](int which) {
     const float even = __shfl_sync(0xffffffffu, weights[0], which % 32);
     const float odd = __shfl_sync(0xffffffffu, weights[1], which % 32);
@@ -218,7 +218,7 @@ __device__ __forceinline__ void sample(const Fused& a, int batch, float u, float
   auto add = [&](float weight, const float (&sampled)[8]) {
     UNROLL for (int c = 0; c < 8; ++c) sum[c] = fmaf(isnan(sampled[c]) ? 0.f : sampled[c], weight, sum[c]);
   };
-  unsigned seen = __ballot_sync(0xffffffffu, !isnan(u)), rest = seen;  // the latter: not presampled
+  unsigned seen = __ballot_sync(0xffffffffu, !isnan(u)), rest = seen;  // rest: not presampled
   if constexpr (Presampled) {
     UNROLL for (int number = 0; number < kPresampled; ++number) {
       if (!rest) continue;
@@ -255,7 +255,7 @@ __device__ __forceinline__ void sample(const Fused& a, int batch, float u, float
   }
 }
 
-// The camera weights of a row, of which the lane has two.
+// Activates the camera weights of a row; the lane has two of them.
 __device__ __forceinline__ void activate(int activation, int count, float (&x)[2]) {
   const int lane = threadIdx.x % 32;
   const bool in[2] = {lane < count, lane + 32 < count};

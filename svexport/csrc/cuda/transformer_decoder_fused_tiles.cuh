@@ -1,4 +1,4 @@
-// Of the fused decoder: barriers, tiles of rows in shared memory, and what is done to them, products and norms.
+// The fused decoder's barriers, tiles of rows in shared memory, and the products and norms of tiles.
 #pragma once
 
 #include "bulk.cuh"
@@ -8,21 +8,21 @@
 namespace svexport::fused {
 
 constexpr int kHeadDim = kChannels / kHeads, kOwnHeads = kHeads / 2;
-constexpr int kSlots = 2;                                   // products in the ring
-constexpr int kRowsOfWarp = kRows / kWarps;                 // normed by a warp
-constexpr int kSampled = kRows / 2;                         // rows that a block samples, one a warp
-constexpr int kAtom = kRows * 128, kTileBytes = 4 * kAtom;  // of 64 channels of a tile, of a tile
-constexpr int kBox = kHalf * 128, kSlotBytes = 4 * kBox;    // of the weights of 64 inputs, of a product
-constexpr int kHeadBytes = kSlotBytes / kOwnHeads;          // of two blocks of keys and of values of a head
-constexpr int kIncoming = kTileBytes / 2;                   // what the other block sends in an exchange
-constexpr int kSeen = 2 * kMaxCams;                         // floats of a row: where the cameras see it
+constexpr int kSlots = 2;                                   // slots of the ring, a product each
+constexpr int kRowsOfWarp = kRows / kWarps;                 // rows that a warp norms
+constexpr int kSampled = kRows / 2;                         // rows that a block samples, one per warp
+constexpr int kAtom = kRows * 128, kTileBytes = 4 * kAtom;  // bytes of 64 channels of a tile, of a tile
+constexpr int kBox = kHalf * 128, kSlotBytes = 4 * kBox;    // bytes of the weights of 64 inputs, of a product
+constexpr int kHeadBytes = kSlotBytes / kOwnHeads;          // bytes of two blocks of keys and values of a head
+constexpr int kIncoming = kTileBytes / 2;                   // bytes that the other block sends of a tile
+constexpr int kSeen = 2 * kMaxCams;                         // floats per row: u and v in the cameras
 constexpr int kLogitsPitch = kNarrow + 4;                   // floats, against bank conflicts
 constexpr float kMaxLogit = 11.512915f;                     // the largest inverse sigmoid: log((1 - kEps) / kEps)
 static_assert(kSampled == kWarps && kHalf == kWarps * 16 && kHeadBytes == 2 * kKeyBlock * kHeadDim * 2 * 2);
 
 // ---------------------------------------------------------------- barriers
 
-// Of the warps that compute.
+// A barrier of the compute warps.
 __device__ __forceinline__ void sync() { asm volatile("bar.sync 1, %0;" ::"n"(kComputing) : "memory"); }
 
 __device__ __forceinline__ int block_rank() {
@@ -31,9 +31,9 @@ __device__ __forceinline__ int block_rank() {
   return rank;
 }
 
-// What the two blocks of a tile send one another. Every store counts its bytes at a barrier of the block that it goes
-// to: a barrier of the whole cluster orders stores by a fence of the whole device, which takes longer than the
-// exchange. Two barriers in turn: the other block is never more than one exchange ahead.
+// The exchange between the two blocks of a tile. Every store counts its bytes at a barrier of the receiving block. A
+// barrier of the cluster would order stores by a fence of the whole device, which takes longer than the exchange. Two
+// barriers, used in turn, suffice, because the other block is never more than one exchange ahead.
 class Exchange {
  public:
   __device__ __forceinline__ Exchange(uint32_t received, int half) : barrier_(received) {
@@ -42,7 +42,7 @@ class Exchange {
     away_ = there - received;
   }
 
-  // To the same place in the other block; here it has been stored.
+  // Stores v at the same address in the other block; this block has stored it itself.
   __device__ __forceinline__ void send(uint32_t address, uint4 v) const {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
                      address + away_),
@@ -50,7 +50,7 @@ class Exchange {
                  : "memory");
   }
 
-  // The end of an exchange: until all threads have sent, and so many bytes have come.
+  // Ends an exchange: waits until all threads have sent, and `bytes` bytes have arrived.
   __device__ __forceinline__ void receive(int bytes, int thread) {
     const uint32_t barrier = barrier_ + count_ % 2 * 8;
     if (thread == 0) expect_bytes(barrier, bytes);
@@ -63,12 +63,12 @@ class Exchange {
   uint32_t barrier_, away_, count_ = 0;
 };
 
-// What the block has done can be read by who sees it counted.
+// Increments a counter with release semantics: who reads the new count sees this block's writes.
 __device__ __forceinline__ void signal(unsigned* counter) {
   asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
 }
 
-// Also by bulk copies: for those a fence of global memory alone, as that of all takes as long again as the wait.
+// Waits for a count, for bulk copies too: by a fence of global memory only, as one of all memory takes that long again.
 __device__ __forceinline__ void await(const unsigned* counter, unsigned count) {
   unsigned seen = 0;
   while (seen < count) asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
@@ -77,14 +77,14 @@ __device__ __forceinline__ void await(const unsigned* counter, unsigned count) {
 
 // ---------------------------------------------------------------- tiles
 
-// A tile is what a tensor map of 128 bytes a row and its swizzle makes of it: 64 channels of all rows, then the next;
-// 16 bytes of 8 channels (a chunk) lie 16 * (chunk ^ row) % 128 into their row.
+// A tile has the layout of a tensor map with rows of 128 bytes and 128-byte swizzle: 64 channels of all rows, then the
+// next 64. A chunk, 16 bytes of 8 channels, lies at 16 * (chunk ^ row) % 128 in its row.
 __device__ __forceinline__ int chunk_at(int row, int chunk) {
   return chunk / 8 * kAtom + row * 128 + ((chunk ^ row) & 7) * 16;
 }
 
-// Where the values of 64 keys of a head have that of a dimension and a key: rows of 128 bytes, of odd ones the halves
-// exchanged, so that two do not meet in the same banks.
+// The index of a dimension and a key among the values of 64 keys of a head. Rows have 128 bytes; odd rows have their
+// halves exchanged, so that two rows use different banks.
 __device__ __forceinline__ int value_at(int dim, int key) { return dim * kKeyBlock + (key ^ dim % 2 * 32); }
 
 __device__ __forceinline__ uint4 load_shared(uint32_t address) {
@@ -101,7 +101,7 @@ __device__ __forceinline__ void store_shared(uint32_t address, uint4 v) {
                : "memory");
 }
 
-// As load_matrix, the other way.
+// The reverse of load_matrix.
 __device__ __forceinline__ void store_matrix(uint32_t address, const uint32_t (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]),
                "r"(r[2]), "r"(r[3])
@@ -128,7 +128,7 @@ __device__ __forceinline__ uint4 pack8(const float (&x)[8]) {
   return make_uint4(pack<T>(x[0], x[1]), pack<T>(x[2], x[3]), pack<T>(x[4], x[5]), pack<T>(x[6], x[7]));
 }
 
-// What x loses where it is rounded to y.
+// The rounding errors of x, which y is rounded from.
 template <class T>
 __device__ __forceinline__ uint32_t rest2(float x0, float x1, uint32_t y) {
   const float2 rounded = unpack<T>(y);
@@ -166,13 +166,13 @@ __device__ __forceinline__ uint4 add8(const uint4& a, const uint4& b) {
 
 // ---------------------------------------------------------------- matrix products
 
-// How wgmma is told of a matrix in shared memory: rows of 128 bytes, swizzled, 1024 bytes from 8 rows to the next. One
-// for the warp, which the compiler sees by the shuffle; or it would move it out of lanes' registers for each wgmma.
+// wgmma's descriptor of a matrix in shared memory: rows of 128 bytes, swizzled, 1024 bytes between groups of 8 rows.
+// The shuffle shows the compiler that all lanes have the same; else it moves it out of lanes' registers for each wgmma.
 __device__ __forceinline__ uint64_t matrix_at(uint32_t address) {
   return 0x4000004000010000ull | __shfl_sync(0xffffffffu, address / 16, 0);
 }
 
-// sum (64 x 16) += a (64 x 16) b (16 x 16); of all warps of a warp group.
+// sum (64 x 16) += a (64 x 16) b (16 x 16), by all warps of a warp group.
 template <class T>
 __device__ __forceinline__ void wgmma(float (&sum)[8], uint64_t a, uint64_t b);
 
@@ -191,8 +191,8 @@ SVEXPORT_WGMMA(__half, "f16")
 SVEXPORT_WGMMA(__nv_bfloat16, "bf16")
 #undef SVEXPORT_WGMMA
 
-// Begins sum + odd += 64 outputs of the weights * 16 rows of a tile: 256 inputs. Two sums, as a wgmma waits for the one
-// before that adds to the same.
+// Begins sum + odd += 64 outputs of the weights * 16 rows of a tile, over 256 inputs. There are two sums, because a
+// wgmma waits for the previous one that adds to the same sum.
 template <class T>
 __device__ __forceinline__ void multiply(float (&sum)[8], float (&odd)[8], uint32_t weights, uint32_t rows) {
   const uint64_t a = matrix_at(weights), b = matrix_at(rows);
@@ -204,7 +204,7 @@ __device__ __forceinline__ void multiply(float (&sum)[8], float (&odd)[8], uint3
   commit_products();
 }
 
-// Ends it: all in sum.
+// Ends multiply(), with the result in sum.
 __device__ __forceinline__ void finish(float (&sum)[8], float (&odd)[8]) {
   await_products();
   hold(sum), hold(odd);
@@ -213,8 +213,8 @@ __device__ __forceinline__ void finish(float (&sum)[8], float (&odd)[8]) {
 
 // ---------------------------------------------------------------- norms
 
-// Layer norm of 8 channels a lane, Rows rows at once. weight, bias: of the lane's channels. pivot: any number near the
-// mean, from which differences are taken, so that their sum and that of their squares can be added up side by side.
+// Layer norm with 8 channels per lane, Rows rows at once. weight, bias: those of the lane's channels. pivot: any number
+// near the mean. The sum of the differences from it, and the sum of their squares, can then be added up together.
 template <class T, int Rows>
 __device__ __forceinline__ void normalize(float (&x)[Rows][8], const float (&pivot)[Rows], const uint4& weight,
                                           const uint4& bias) {

@@ -1,4 +1,4 @@
-// Figures of the planners' cost functions, by GPU, and the choices that follow. Host C++, no CUDA.
+// Constants of the planners' cost functions per GPU, and the choice of a tactic. Host C++, no CUDA.
 #pragma once
 
 #include <array>
@@ -11,7 +11,7 @@
 
 namespace svexport {
 
-// The table of the GPU whose name begins like this one; the first, of any GPU, where there is none.
+// The table whose GPU's name is a prefix of `name`; 0, the table of any GPU, if there is none.
 inline int32_t table_of(const char* name) {
   for (int i = 1; i < kTables; ++i) {
     if (std::strncmp(name, kTunedGpus[i], std::strlen(kTunedGpus[i])) == 0) return i;
@@ -19,7 +19,7 @@ inline int32_t table_of(const char* name) {
   return 0;
 }
 
-// Sets the figures that a table has of an op.
+// Sets the figures of an op that a table has; leaves the others.
 template <class Figures>
 void read_table(int table, const char* op, Figures& figures) {
   figures.each([&](const char* name, auto& values) {
@@ -30,7 +30,7 @@ void read_table(int table, const char* op, Figures& figures) {
   });
 }
 
-// The figures for a problem on a GPU. What its table does not have is that of any GPU.
+// The figures for a problem on a GPU. Those that its table lacks come from the table of any GPU.
 template <class Problem, class Figures = typename Problem::Figures>
 const Figures& tuned(const Gpu& gpu) {
   static const std::array<Figures, kTables> all = [] {
@@ -44,24 +44,24 @@ const Figures& tuned(const Gpu& gpu) {
   return all[gpu.table > 0 && gpu.table < kTables ? gpu.table : 0];
 }
 
-// The microseconds of a problem's tactics.
+// A function that gives the cost of a problem's tactics in microseconds.
 template <class Problem>
 auto costs_of(const Problem& problem, const Gpu& gpu) {
   return [&problem, &gpu, &figures = tuned<Problem>(gpu)](const auto& t) { return cost(problem, t, gpu, figures); };
 }
 
-// Told of every problem that a tactic is chosen for: the op, and the numbers in the order of Problem::each. To time all
-// tactics of what tensors come to; else null.
+// If set, it is called for every problem that a tactic is chosen for, with the op and the numbers in the order of
+// Problem::each. The tuner uses it to learn the problem of some tensors, whose tactics it then times.
 using Watcher = void (*)(const char* op, const int64_t* numbers, int count);
 inline std::atomic<Watcher> watcher{nullptr};
 
-// The tactics that were timed to be the fastest, by the key of a problem on a GPU; null: none are known. Maps are never
-// taken away, for launches on other threads read them.
+// The tactics measured to be the fastest, by the key of a problem on a GPU; null: none are known. Maps are never freed,
+// because launches on other threads read them.
 using Winners = std::unordered_map<uint64_t, int32_t>;
 inline std::atomic<const Winners*> winners{nullptr};
 
 inline uint64_t key_of(const char* op, const Few<int64_t>& numbers, const Gpu& gpu) {
-  uint64_t key = 14695981039346656037u;  // FNV's
+  uint64_t key = 14695981039346656037u;  // FNV's offset basis
   const auto add = [&](uint64_t number) { key = (key ^ number) * 1099511628211u; };
   for (; *op; ++op) add(*op);
   for (const int64_t number : numbers) add(number);
@@ -70,7 +70,7 @@ inline uint64_t key_of(const char* op, const Few<int64_t>& numbers, const Gpu& g
   return key;
 }
 
-// Tells the watcher, and returns the winner, or 0.
+// Calls the watcher and returns the id of the winner, or 0.
 template <class Problem>
 int32_t winner_of(Problem problem, const Gpu& gpu) {
   const Watcher told = watcher.load(std::memory_order_relaxed);
@@ -84,14 +84,14 @@ int32_t winner_of(Problem problem, const Gpu& gpu) {
   return found == known->end() ? 0 : found->second;
 }
 
-// The tactic that a problem is solved by: `forced` where it is valid, else the winner, else the cheapest.
+// The tactic for a problem: `forced` if it is valid, else the winner, else the cheapest.
 template <class Problem>
 auto choose(const Problem& problem, const Gpu& gpu, int32_t forced) {
   const int32_t winner = winner_of(problem, gpu);
   return cheapest(tactics(problem, gpu), forced ? forced : winner, costs_of(problem, gpu));
 }
 
-// The ids of those that are worth timing: they cost no more than twice the cheapest. None where that is one.
+// The ids of the tactics worth timing, which cost at most twice the cheapest. Empty if there is only one.
 template <class Problem>
 Few<int32_t> worth_timing(const Problem& problem, const Gpu& gpu) {
   const auto all = tactics(problem, gpu);

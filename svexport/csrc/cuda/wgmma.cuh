@@ -1,4 +1,4 @@
-// Products of matrices by groups of four warps, of sm_90a alone: what stands around the instructions of them.
+// Helpers around wgmma, the matrix products of groups of four warps, which only sm_90a has.
 #pragma once
 
 #include "bulk.cuh"
@@ -7,7 +7,7 @@ namespace svexport {
 
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// Nothing that makes or uses these registers is moved across: into products that are under way.
+// Keeps the compiler from moving reads and writes of these registers across, into the time of products in flight.
 __device__ __forceinline__ void hold(float (&x)[4]) {
   asm volatile("" : "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3])::"memory");
 }
@@ -24,7 +24,7 @@ __device__ __forceinline__ void hold(float (&x)[J][4]) {
   UNROLL for (int j = 0; j < J; ++j) hold(x[j]);
 }
 
-// Before the first product, behind the last, and until all have ended.
+// Called before the first product, after the last, and to wait until all have ended.
 __device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void await_products() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }

@@ -1,4 +1,4 @@
-// The gradients of the maps of camera_sample, by the readers of each pixel, and of its matrices.
+// The gradients of camera_sample's maps, summed over the readers of each pixel, and of its matrices.
 #pragma once
 
 #include "camera_sample/backward_queries.cuh"
@@ -6,7 +6,7 @@
 namespace svexport {
 namespace {
 
-// Where the readers of each pixel start, in any order of the pixels.
+// Assigns each pixel the start of its readers. The order of the pixels is arbitrary.
 __global__ void __launch_bounds__(256) camera_sample_backward_firsts_kernel(const Backward __grid_constant__ r) {
   __shared__ int sums[8], base;
   const int64_t pixel = static_cast<int64_t>(blockIdx.x) * 256 + threadIdx.x;
@@ -39,11 +39,11 @@ __global__ void __launch_bounds__(256)
   }
 }
 
-constexpr int kTileBytes = 128;  // of one channel, at most: a line
+constexpr int kTileBytes = 128;  // per channel, at most: a cache line
 constexpr int kTileChannels = 64;
 constexpr int kTileThreads = 256;
 
-// Whether channels of a sample are NaN: bit i for channel + 32 * i.
+// Which channels of a sample are NaN: bit i for channel + 32 * i.
 template <class T>
 __device__ __noinline__ uint32_t nan_channels(const Params& p, int queries, int sample, int channel, int end) {
   const int query = sample / p.samples, index = sample % p.samples, b = query / queries, q = query % queries;
@@ -63,8 +63,8 @@ __device__ __noinline__ uint32_t nan_channels(const Params& p, int queries, int 
   return nans;
 }
 
-// The 32 readers of a pixel that come next, one per lane; returns how many of these there are.
-// In order they are those with the smallest links above the last of those before.
+// Takes the next 32 readers of a pixel, one per lane; returns how many there are.
+// in_order: takes those with the smallest links above `last`, the largest taken so far.
 __device__ __forceinline__ int next_readers(const Reader* readers, int count, int begin, bool in_order, int& last,
                                             Reader& mine) {
   const int lane = threadIdx.x % 32;
@@ -87,13 +87,13 @@ __device__ __forceinline__ int next_readers(const Reader* readers, int count, in
   return min(32, count - begin);
 }
 
-// A block per tile of pixels of one image of one level, and kTileChannels channels.
+// Grid: tiles of pixels of all levels and images x chunks of kTileChannels channels.
 template <class T>
 __global__ void __launch_bounds__(kTileThreads, 3)
     camera_sample_backward_maps_kernel(const Params __grid_constant__ p, const Backward __grid_constant__ r) {
   constexpr int kPixels = kTileBytes / sizeof(T);
   constexpr int kPitch = kPixels + 4 / sizeof(T);  // an odd number of banks
-  constexpr int kAtOnce = sizeof(T) == 2 ? 4 : 2;  // readers, as registers allow
+  constexpr int kAtOnce = sizeof(T) == 2 ? 4 : 2;  // readers per unrolled step, limited by registers
   __shared__ alignas(16) T tile[kTileChannels * kPitch];
   __shared__ int firsts[kPixels], counts[kPixels];
 
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kTileThreads, 3)
   }
   const bool read = __syncthreads_or(count);
 
-  const uint32_t there = (lane < channels) | (lane + 32 < channels) << 1;  // of the channels lane and lane + 32
+  const uint32_t there = (lane < channels) | (lane + 32 < channels) << 1;  // whether channels lane and lane + 32 exist
   const int group[2] = {static_cast<int>(p.group_channels.divide(begin + min(lane, channels - 1))),
                         static_cast<int>(p.group_channels.divide(begin + min(lane + 32, channels - 1)))};
   for (int pixel = warp; read && pixel < pixels; pixel += kTileThreads / 32) {
@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(kTileThreads, 3)
   __syncthreads();
   T* out = static_cast<T*>(r.grad_maps[level]) + (static_cast<int64_t>(image) * p.channels + begin) * plane + first;
   for (int c = warp; c < channels; c += kTileThreads / 32) {
-    if (sizeof(T) == 2 && plane % 2 == 0) {  // two at once
+    if (sizeof(T) == 2 && plane % 2 == 0) {  // two pixels per store
       for (int i = 2 * lane; i < pixels; i += 64) {
         store(out + c * plane + i, read ? load<T, 2>(&tile[c * kPitch + i]) : Vec<T, 2>{});
       }
@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(kTileThreads, 3)
   }
 }
 
-// A block per matrix: d(image) times the place.
+// A block per matrix sums d(image) times the point.
 __global__ void __launch_bounds__(kTileThreads)
     camera_sample_backward_lidar2img_kernel(const Params __grid_constant__ p, const Backward __grid_constant__ r) {
   __shared__ float parts[kTileThreads / 32][12];
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(kTileThreads)
     const int q = static_cast<int>(i / p.points_of.d), point = static_cast<int>(i % p.points_of.d);
     const int64_t query = static_cast<int64_t>(b) * r.queries + q;
     const float* image = r.image + ((query * p.cams + camera) * static_cast<int>(p.points_of.d) + point) * 3;
-    if (image[0] == 0 && image[1] == 0 && image[2] == 0) continue;  // not seen: wherever it is
+    if (image[0] == 0 && image[1] == 0 && image[2] == 0) continue;  // not seen: the point need not be finite
     const Point at(p, b, q, point);
     UNROLL for (int j = 0; j < 12; ++j) sum[j] += image[j / 4] * (j % 4 < 3 ? at.at[j % 4 < 3 ? j % 4 : 0] : 1);
   }

@@ -1,4 +1,4 @@
-// The first kernel of the gradients of camera_sample: what queries say, and who reads which pixel.
+// The first kernel of camera_sample's gradients: it computes the gradients per query, and lists the readers of pixels.
 #pragma once
 
 #include "camera_sample/sampling.cuh"
@@ -9,32 +9,32 @@ namespace {
 
 struct Link {
   int pixel, rank;  // rank among the readers of the pixel; -1: no pixel
-  float weight;     // of the pixel; its sign bit: some channels of the sample are NaN and have no gradient
+  float weight;     // of the pixel; sign bit set: some channels of the sample are NaN and have no gradient
 };
 
 struct Reader {
   int link;
-  float weight;  // as of Link, times that of the sample if there is one group
+  float weight;  // that of the link, times the sample's weight if there is one group
 };
 
 struct Backward {
   AnyFloat grad_output, grad_points, grad_lidar2img, grad_weights, grad_offsets;
   void* grad_maps[kMaxCameraLevels];
-  int64_t pixels, first_pixel[kMaxCameraLevels];  // of all levels, numbered
+  int64_t pixels, first_pixel[kMaxCameraLevels];  // pixels of all levels are numbered consecutively
   int first_tile[kMaxCameraLevels + 1], tile_pixels[kMaxCameraLevels];
-  int* counts;          // of the readers of each pixel, then of all
-  int* firsts;          // where the readers of each pixel start
+  int* counts;          // readers per pixel, then of all pixels
+  int* firsts;          // index of the first reader of each pixel
   Link* links;          // (B, Q, samples, 4)
-  Reader* readers;      // as many
-  float* weights;       // (B, Q, samples, G), activated; of seen samples only
-  float* grad_sampled;  // (B, Q, samples, G): by the activated weights
-  float* image;         // (B, Q, cams, points, 3)
+  Reader* readers;      // as many as links
+  float* weights;       // (B, Q, samples, G), activated; set for seen samples only
+  float* grad_sampled;  // (B, Q, samples, G): gradients of the activated weights
+  float* image;         // (B, Q, cams, points, 3): gradients of x, y and depth
   float2* norms;        // (B, Q, G)
   int queries;
   bool any_map, any_place, deterministic;
 };
 
-// The sums of runs of neighbouring lanes: for each lane those from lane `from` up to itself.
+// Prefix sums over runs of adjacent lanes: each lane gets the sum from lane `from` up to itself.
 __device__ __forceinline__ float scan(float x, int from) {
   UNROLL for (int offset = 1; offset < 32; offset *= 2) {
     const float before = __shfl_up_sync(~0u, x, offset);
@@ -81,7 +81,7 @@ __device__ __forceinline__ void write_weights_gradient(const Params& p, const Ba
   }
 }
 
-// From the image to places: gradients of the offsets, and of the reference point, their sum.
+// Maps the gradients of "image" to points: the gradients of the offsets, and their sum, that of the reference point.
 __device__ __forceinline__ void write_place_gradient(const Params& p, const Backward& r, int64_t query, int b,
                                                      float* parts) {
   const float* image = r.image + query * p.cams * static_cast<int>(p.points_of.d) * 3;
@@ -91,7 +91,7 @@ __device__ __forceinline__ void write_place_gradient(const Params& p, const Back
     for (int camera = 0; camera < p.cams; ++camera) {
       UNROLL for (int i = 0; i < 3; ++i) {
         const float g = image[(camera * static_cast<int>(p.points_of.d) + point) * 3 + i];
-        if (g == 0) continue;  // not seen: whatever the matrix is
+        if (g == 0) continue;  // not seen: the matrix need not be finite
         UNROLL for (int j = 0; j < 3; ++j) {
           const float m = p.lidar2img.get(b * p.lidar2img_stride[0] + camera * p.lidar2img_stride[1] +
                                           i * p.lidar2img_stride[2] + j * p.lidar2img_stride[3]);
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   constexpr int kParts = kSplit ? kPasses : 1;
   __shared__ Sample samples[kThreads];
   __shared__ float2 beyond[kThreads];       // fx, fy of the samples
-  __shared__ float2 grad_place[kThreads];   // by u and v
+  __shared__ float2 grad_place[kThreads];   // gradients of u and v
   __shared__ float parts[2 * kMaxGroups];
   __shared__ int counts[kWarps];
 
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     __syncthreads();
   }
 
-  // One warp, or a part of it (a row), does all channels of a sample.
+  // A row, which is a warp or a part of one, works on all channels of a sample.
   const int rows = kThreads >> p.row_shift, row = threadIdx.x >> p.row_shift;
   const int lane = threadIdx.x & ((1 << p.row_shift) - 1), column = kSplit ? lane & 1 : 0;
   const int row_start = static_cast<int>(threadIdx.x % 32) - lane;
@@ -248,7 +248,7 @@ __global__ void __launch_bounds__(kThreads, 4)
           grad_y = fmaf(weight, by_y, grad_y);
           grad_weight += by_weight;
           if (p.groups > 1) {
-            // the lanes of a group lie side by side, behind those of the channels before it
+            // the lanes of a group are adjacent, after those of the previous channels
             const int before = group * static_cast<int>(p.group_channels.d) - (begin + i * stride);
             const int from_lane = row_start + max(0, kSplit ? 2 * before : before / N);
             const float sum = scan(grad_weight, from_lane);
@@ -256,7 +256,7 @@ __global__ void __launch_bounds__(kThreads, 4)
             const bool last = lane == (1 << p.row_shift) - 1 || next != group;
             grad_weight = 0;
             if (live && last) {
-              grad_sampled[at + group] += sum;  // the last lane is another where a group is wider than a row
+              grad_sampled[at + group] += sum;  // += because a group wider than a row ends in several lanes
               weights[at + group] = weight;
             }
             __syncwarp();

@@ -7,7 +7,7 @@
 namespace svexport {
 namespace {
 
-// How the kernel of planes reads what the planner says that it can.
+// The arguments of the kernel of planes.
 Planes planes_of(const Problem& problem, const Tactic& tactic, const Gpu& gpu, const Tensor& weights,
                  const Tensor& output, const Params& p) {
   Planes r{};

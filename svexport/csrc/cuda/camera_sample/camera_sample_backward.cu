@@ -1,10 +1,10 @@
 // The gradients of camera_sample:
 //
-// 1. A block per query reads the samples again: gradients of the weights, and of what the matrices map points to
-//    ("image": x, y and depth). It counts, for every pixel, the samples that read it, and numbers them.
-// 2. These samples ("readers") are put side by side, pixel by pixel.
-// 3. A block per few pixels sums what its readers say and writes the gradient, once and in whole sectors: most pixels
-//    are read by nobody, and nothing has to be cleared before or rounded after.
+// 1. A block per query reads the samples again. It computes the gradients of the weights, and of what the matrices map
+//    points to ("image": x, y and depth). For every pixel, it counts the samples that read it, and numbers them.
+// 2. These samples ("readers") are grouped by pixel.
+// 3. A block per few pixels sums over their readers and writes the gradient once, in whole sectors. Most pixels have no
+//    reader, and no sums have to be cleared before or rounded after.
 // 4. A block per camera sums the gradient of its matrix.
 #include <algorithm>
 
@@ -13,7 +13,7 @@
 namespace svexport {
 namespace {
 
-// Parts of the workspace, one after the other. Returns its size.
+// Lays out the parts of the workspace one after the other. Returns its size.
 size_t divide(const CameraLevel* levels, int num_levels, const Tensor& weights, void* workspace, Backward& r) {
   size_t used = 0;
   const auto take = [&](auto*& part, int64_t count) {
@@ -72,7 +72,7 @@ cudaError_t camera_sample_backward(const CameraLevel* levels, int num_levels, co
     r.grad_maps[l] = gradients.maps[l].data;
     r.any_map |= r.grad_maps[l] != nullptr;
     r.first_tile[l] = static_cast<int>(tiles);
-    // Pixels of small levels have many readers each: fewer of them to a block.
+    // A pixel of a small level has many readers, so a block takes fewer of them.
     r.tile_pixels[l] = static_cast<int>(kTileBytes / grad_output.item_size()) / (plane < 2048 ? 4 : 1);
     tiles += r.grad_maps[l] ? images * ceil_div<int64_t>(plane, r.tile_pixels[l]) : 0;
     if (tiles > INT32_MAX || r.pixels > INT32_MAX) return cudaErrorNotSupported;

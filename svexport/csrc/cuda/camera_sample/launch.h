@@ -1,4 +1,4 @@
-// Features of several cameras at points in space, weighted and summed: svexport/ops/camera_sample.py.
+// Samples features of several cameras at points in space, weights and sums them: svexport/ops/camera_sample.py.
 #pragma once
 
 #include <algorithm>
@@ -10,13 +10,13 @@ namespace svexport {
 
 constexpr int kMaxCameraLevels = 8;
 
-// One level of the feature pyramid; the levels of a call may be of different kinds.
+// One level of the feature pyramid. The levels of a call may differ in type and layout.
 struct CameraLevel {
-  // (B, cams, C, H, W) of the output's type and any strides: NCHW and channels-last are read as they are, fastest if all
-  // are channels-last, 16-byte aligned, and the channels of a group a multiple of 16 bytes.
-  // Or int8: (B, cams, C, H, W) likewise, or in CHW32 or CHW4, (B, cams, ceil(C/V), H, W, V) for V = 32 or 4.
+  // (B, cams, C, H, W), of the output's type, any strides. NCHW and channels-last are read without a copy; fastest if
+  // all levels are channels-last, 16-byte aligned, and have a multiple of 16 bytes of channels per group. Or int8: (B,
+  // cams, C, H, W) likewise, or CHW32 or CHW4, (B, cams, ceil(C/V), H, W, V) for V = 32 or 4.
   Tensor map;
-  float scale = 1;    // what one step of an int8 map is worth, > 0
+  float scale = 1;    // value of one step of an int8 map, > 0
   bool pool = false;  // the level is the 2x2 maximum of the map, (H/2, W/2), taken while it is read
 };
 
@@ -24,7 +24,7 @@ struct CameraSampleOptions {
   double image_size[2];  // height, width
   double pc_range[6];    // x, y, z from; x, y, z to
   double depth_eps;
-  bool in_image;         // only points within the image count; otherwise u and v are clamped
+  bool in_image;         // true: only points within the image count; false: u and v are clamped
   double uv_clamp[2];    // low, high
   int32_t activation;    // of weights; 0: sigmoid, 1: softmax over cams, points and levels in each group
 
@@ -49,7 +49,7 @@ cudaError_t camera_sample(const CameraLevel* levels, int num_levels, const Tenso
                           const CameraSampleOptions& options, const Tensor& output, int32_t tactic,
                           cudaStream_t stream);
 
-// Contiguous and of the types of what they belong to; null data: not needed.
+// Each is contiguous and has the type of the tensor that it belongs to; null data: not wanted.
 struct CameraSampleGradients {
   Tensor maps[kMaxCameraLevels];  // (B, cams, C, H, W)
   Tensor reference_points;        // (B, Q, 3)
@@ -58,11 +58,11 @@ struct CameraSampleGradients {
   Tensor offsets;                 // (B, Q, points, 3), also where the offsets themselves broadcast
 };
 
-// In bytes, for any of the gradients.
+// Bytes of scratch memory, whichever gradients are wanted.
 size_t camera_sample_backward_workspace(const CameraLevel* levels, int num_levels, const Tensor& weights);
 
-// For float maps that are not pooled. grad_output: (B, Q, C) of the maps' type, contiguous. Every gradient is written
-// whole. deterministic: what goes to one pixel is added in a fixed order; all other sums always are.
+// Supports float maps that are not pooled. grad_output: (B, Q, C), of the maps' type, contiguous. Gradients need not be
+// cleared before. deterministic: adds to each pixel of a map in a fixed order; all other sums always have one.
 cudaError_t camera_sample_backward(const CameraLevel* levels, int num_levels, const Tensor& reference_points,
                                    const Tensor& lidar2img, const Tensor& weights, const Tensor& offsets,
                                    const CameraSampleOptions& options, const Tensor& grad_output,

@@ -1,14 +1,14 @@
-// Where the pixels of a row are neighbours and channels far apart, a sector has one or two pixels that a sample needs, and
-// the samples ask for more sectors than L2 delivers in the time of all the rest. So a block reads kPlaneChannels channels
-// for many queries, which find each other's sectors in L1. That every block projects all its queries costs less than a
-// kernel that does so before. For as many queries as a block has threads, or fewer with several threads each:
-// 1. a thread finds the cameras that may see its query;
-// 2. these views become a list, by camera and band of the image, from top to bottom: neighbours in the list ask for the
-//    same lines;
-// 3. a warp takes 32 views: each lane divides, so that it is known where a view is and whether it counts; then lanes
-//    beside each other read the two pixels of a row, others other views;
-// 4. a thread sums the views of its query.
-// In which order the views of a band are listed is left to chance; no sum depends on it.
+// The kernel of kPlanes, for NCHW maps. A sector holds only one or two pixels that a sample needs, and the requests for
+// sectors of L2 would dominate the time. So a block reads kPlaneChannels channels for many queries, which then share
+// sectors in L1. Every block projects all its queries, which costs less than a separate kernel before it.
+// A block works on as many queries as it has threads, or on fewer with several threads each:
+// 1. A thread finds the cameras that may see its query.
+// 2. These views are listed by camera and by band of the image, from top to bottom, so that adjacent views in the list
+//    request the same lines.
+// 3. A warp takes 32 views. Each lane does the divisions of one view, which decide where it is and whether it counts.
+//    Then two adjacent lanes read the two pixels of a row of one view, other pairs those of other views.
+// 4. A thread sums the views of its query.
+// The order of the views within a band is arbitrary; no sum depends on it.
 #pragma once
 
 #include "camera_sample/sampling.cuh"
@@ -18,22 +18,22 @@ namespace svexport {
 namespace {
 
 constexpr int kPlaneWarps = kPlaneThreads / 32;
-constexpr int kPlaneBands = 16;  // of an image, one above the other
-constexpr int kMaxViews = 1088;  // of a list: not fewer than a camera can have
+constexpr int kPlaneBands = 16;  // horizontal bands of an image
+constexpr int kMaxViews = 1088;  // of a list: at least as many as one camera can have
 
 struct Planes {
   int queries;
-  int at_once;      // queries of a block
-  int lane_shift;   // log2 of the threads of a query
-  float bounds[2];  // of the image: width and height, and a little more
+  int at_once;      // queries that a block works on at once
+  int lane_shift;   // log2 of the threads per query
+  float bounds[2];  // width and height of the image, slightly enlarged
   float bands;      // per pixel of the image
-  int vectors;      // of 16 bytes, that are the weights of a query; 0: those of all queries are not side by side
-  bool fours;       // the weights of a view are one access
+  int vectors;      // 16-byte vectors that the weights of a query fill; 0: the queries' weights are not contiguous
+  bool fours;       // one access can read the weights of a view
   bool floats;      // points and offsets are float32
-  bool pairs;       // the output can be written two channels at once
+  bool pairs;       // one access can write two channels of the output
 };
 
-// A level, as it is read.
+// What the kernel reads often of a level.
 struct alignas(16) PlaneLevel {
   float width, height;
   int to_camera;   // elements
@@ -45,15 +45,15 @@ struct PlanesShared {
   float4 matrices[kPlaneCams][3];
   PlaneLevel levels[kPlaneLevels];
   float places[3][kPlaneThreads];
-  float2 values[kMaxViews];                 // of the views, of either channel
-  uint32_t views[kMaxViews];                // which query: 10 bits, camera: 4, the view before of the same thread: 11
-  int positions[kPlaneCams * kPlaneBands];  // how many views, then where the next goes
-  int starts[kPlaneCams + 1];               // of the views of a camera
-  uint32_t nan[2][kPlaneWarps];             // of 32 queries, bit by bit: which have a weight that is NaN
+  float2 values[kMaxViews];                 // results of the views, one per channel
+  uint32_t views[kMaxViews];                // query: 10 bits, camera: 4, previous view of the same thread: 11
+  int positions[kPlaneCams * kPlaneBands];  // first the number of views, then the index of the next one
+  int starts[kPlaneCams + 1];               // index of the first view of a camera
+  uint32_t nan[2][kPlaneWarps];             // a bit per query: whether one of its weights is NaN
 };
 constexpr uint32_t kNoView = 2047;
 
-// Adds 0 or, for what is not finite, NaN.
+// Adds 0 to sum, or NaN if an element is not finite.
 __device__ __forceinline__ void add_zero(const Vec<__half, 8>& v, float& sum) {
   const __half2* pairs = reinterpret_cast<const __half2*>(&v);
   const __half2 zero = __floats2half2_rn(0, 0);
@@ -66,7 +66,7 @@ __device__ __forceinline__ void add_zero(const Vec<T, N>& v, float& sum) {
   UNROLL for (int i = 0; i < N; ++i) sum = fmaf(to_float(v.at[i]), 0, sum);
 }
 
-// Weights are of the type of the maps.
+// Grid: pairs of channels x parts of the queries x images. Weights have the type of the maps.
 template <class T>
 __global__ void __launch_bounds__(kPlaneThreads, 1)
     camera_sample_planes_kernel(const Params __grid_constant__ p, const Planes __grid_constant__ r) {
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kPlaneThreads, 1)
   const T* logits = static_cast<const T*>(p.weights.data) + b * p.weights_stride[0] +
                     p.group_channels.divide(channel) * p.weights_stride[3];
 
-  // What is read first, all at once.
+  // The first reads, all in flight at once.
   float number = 0;
   if (threadIdx.x < 12 * kPlaneCams) {
     const int camera = threadIdx.x / 12, i = threadIdx.x % 12;
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kPlaneThreads, 1)
     const uint32_t from = own_query() * static_cast<uint32_t>(p.points_stride[1]);
     const uint32_t offset =
         own_query() * static_cast<uint32_t>(p.offsets_stride[1]) + point * static_cast<uint32_t>(p.offsets_stride[2]);
-    if (r.floats) {  // as they are, which is shorter
+    if (r.floats) {  // without conversion, which takes fewer instructions
       const float* points_of = static_cast<const float*>(p.points.data) + b * p.points_stride[0];
       const float* offsets_of = static_cast<const float*>(p.offsets.data) + b * p.offsets_stride[0];
       UNROLL for (int i = 0; i < 3; ++i) {
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(kPlaneThreads, 1)
   }
   __syncthreads();
 
-  // Weights that are NaN, before they are activated: then the sum is, whatever is seen.
+  // Finds weights that are NaN before they are activated: they make the sum NaN, whatever is seen.
   constexpr int kVectors = 3;
   Vec<T, kVector<T>> vectors[kVectors];
   const auto load_vector = [&](int i) {
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(kPlaneThreads, 1)
   const auto check_vector = [&](const Vec<T, kVector<T>>& v, int i, uint32_t* nan) {
     float nothing = 0;
     add_zero(v, nothing);
-    if (nothing != 0) {  // infinite ones are not NaN
+    if (nothing != 0) {  // an element is infinite or NaN; only NaN counts
       bool any = false;
       UNROLL for (int j = 0; j < kVector<T>; ++j) any |= to_float(v.at[j]) != to_float(v.at[j]);
       if (any) atomicOr(nan + i / r.vectors / 32, 1u << i / r.vectors % 32);
@@ -153,14 +153,14 @@ __global__ void __launch_bounds__(kPlaneThreads, 1)
       UNROLL for (int i = 0; i < 3; ++i) s.places[i][mine] = at.at[i];
     }
     uint32_t cameras = 0;  // those that may see the point
-    uint64_t bands = 0;    // and where, 4 bits each
+    uint64_t bands = 0;    // the band in each camera, 4 bits each
     const float4(*m)[3] = s.matrices + part;
 #pragma unroll 2
     for (int camera = part; camera < p.cams; camera += lanes, m += lanes) {
       const float4 rows[3] = {m[0][0], m[0][1], m[0][2]};
       float image[3];
       UNROLL for (int i = 0; i < 3; ++i) image[i] = along(rows[i].x, rows[i].y, rows[i].z, rows[i].w, at);
-      // None that counts is missed: width and height are larger by more than the divisions round.
+      // No view that counts is missed: the bounds are enlarged by more than the rounding of the divisions.
       if (live & (image[2] > p.depth_eps) & (image[0] > 0) & (image[1] > 0) & (image[0] < image[2] * r.bounds[0]) &
           (image[1] < image[2] * r.bounds[1])) {
         const int band = max(0, min(static_cast<int>(__fdividef(image[1], image[2]) * r.bands), kPlaneBands - 1));
@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(kPlaneThreads, 1)
     }
     __syncthreads();
 
-    if (warp == 0) {  // where each place of the list begins
+    if (warp == 0) {  // prefix sums: the index of the first view of each camera and band
       constexpr int kOwn = kPlaneCams * kPlaneBands / 32;
       int counts[kOwn], total = 0;
       UNROLL for (int i = 0; i < kOwn; ++i) {
@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(kPlaneThreads, 1)
     }
     __syncthreads();
 
-    // As many cameras at once as the list has room for.
+    // Takes as many cameras at once as the list has room for.
     const int until = lane < p.cams ? s.starts[lane + 1] : 0;  // views of the cameras up to this lane's
     for (int from = 0, done = 0; from < p.cams;) {
       const int to = __popc(__ballot_sync(~0u, lane < p.cams && until - done <= kMaxViews));
@@ -233,7 +233,7 @@ __global__ void __launch_bounds__(kPlaneThreads, 1)
       const int column = lane & 1;
 #pragma unroll 1
       for (int group = warp; 16 * group < count; group += 2 * kPlaneWarps) {
-        // Two groups of 16 views, a lane each: where in the image, and by what it is weighted.
+        // Two groups of 16 views, a view per lane: its place in the image and its weights.
         const int own = 16 * (group + lane / 16 * kPlaneWarps) + lane % 16;
         const uint32_t name = s.views[min(own, count - 1)], query = name & 1023, own_camera = name >> 10 & 15;
         const T* of_view =
@@ -264,7 +264,7 @@ __global__ void __launch_bounds__(kPlaneThreads, 1)
           T pixels[kPlaneLevels][kPlaneChannels][2];
           float fx[kPlaneLevels], fy[kPlaneLevels];
           UNROLL for (int l = 0; l < kPlaneLevels; ++l) {
-            // Rounded down by adding what has no bits behind the point.
+            // Rounds down by adding a number so large that the sum has no fractional bits.
             constexpr float kUnits = 12582912;
             const PlaneLevel map = s.levels[l];
             const float x = __fsub_rn(__fmul_rn(u, map.width), 0.5f), y = __fsub_rn(__fmul_rn(v, map.height), 0.5f);
@@ -290,7 +290,7 @@ __global__ void __launch_bounds__(kPlaneThreads, 1)
             UNROLL for (int c = 0; c < kPlaneChannels; ++c) {
               sum[c] = fmaf(down[1], to_float(pixels[l][c][1]), down[0] * to_float(pixels[l][c][0]));
             }
-            // Each column goes on with a channel.
+            // Each column's lane continues with one channel.
             const float value = (column ? sum[1] : sum[0]) + __shfl_xor_sync(~0u, column ? sum[0] : sum[1], 1);
             const float logit = __shfl_sync(~0u, to_float(weights.at[l]), of);
             total = fmaf(value == value ? value : 0, __fdividef(1, 1 + __expf(-logit)), total);

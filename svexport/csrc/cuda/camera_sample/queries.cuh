@@ -1,4 +1,4 @@
-// A block for each query, as sampling.cuh says: kVectors and kChannels of tactics.h.
+// The kernel of kVectors and kChannels (tactics.h): a block per query, as described in sampling.cuh.
 #pragma once
 
 #include "camera_sample/sampling.cuh"
@@ -6,12 +6,12 @@
 namespace svexport {
 namespace {
 
-// F: of the maps, T or int8, all laid out alike. kOthers: some levels are pooled or of the other type.
+// F: element type of the maps, T or int8, all of one layout. kOthers: some levels are pooled or have the other type.
 template <class T, int N, bool kSplit, bool kOthers, class F = T>
 __global__ void __launch_bounds__(kThreads, kOthers ? 4 : kSplit ? 8 : 7)
     camera_sample_kernel(const Params __grid_constant__ p) {
   constexpr int kParts = kSplit ? kPasses : 1;
-  constexpr bool kCodes = sizeof(F) == 1, kAsIntegers = kIntegers<int8_t, T, N> && !kSplit;  // of levels not pooled
+  constexpr bool kCodes = sizeof(F) == 1, kAsIntegers = kIntegers<int8_t, T, N> && !kSplit;  // int8 levels, not pooled
   constexpr int kSums = kThreads * (kSplit ? kPasses / 2 : N);
   __shared__ Sample samples[kThreads];
   __shared__ float sums[kSums > 2 * kMaxGroups ? kSums : 2 * kMaxGroups];
@@ -21,11 +21,11 @@ __global__ void __launch_bounds__(kThreads, kOthers ? 4 : kSplit ? 8 : 7)
   const int q = blockIdx.x, b = blockIdx.y;
   const int rows = kThreads >> p.row_shift, row = threadIdx.x >> p.row_shift;
   const int lane = threadIdx.x & ((1 << p.row_shift) - 1), column = kSplit ? lane & 1 : 0;
-  const int stride = kSplit ? 1 << p.row_shift >> 1 : 0;  // between the channels of a thread
+  const int stride = kSplit ? 1 << p.row_shift >> 1 : 0;  // between a thread's channels
   const int chunk = kSplit ? stride * kPasses : N << p.row_shift;
   const int begin = blockIdx.z * chunk, end = min(begin + chunk, p.channels);
   const int64_t logits = b * p.weights_stride[0] + q * p.weights_stride[1];
-  const bool simple = !p.softmax && p.groups == 1;  // a weight is the sigmoid of a number: nothing to do before
+  const bool simple = !p.softmax && p.groups == 1;  // a weight is the sigmoid of its logit: it needs no norm
 
   int first_group = 0, groups = 1, slots = 0;
   if (!simple) {
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kThreads, kOthers ? 4 : kSplit ? 8 : 7)
   int channel[kParts], group[kParts];
   float sum[kParts][N] = {};
   UNROLL for (int i = 0; i < kParts; ++i) {
-    // those beyond the end repeat the last and are not written
+    // threads beyond the end repeat the last channels and write nothing
     channel[i] = min(begin + i * stride + (kSplit ? lane >> 1 : lane * N), p.channels - N);
     group[i] = p.group_channels.divide(channel[i]);
   }
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kThreads, kOthers ? 4 : kSplit ? 8 : 7)
       }
       nan |= logit != logit;
     }
-    if (base > 0) __syncthreads();  // the samples before have been read
+    if (base > 0) __syncthreads();  // the previous samples have been read
     int count;
     const int at = position(mine.inside != 0, counts, count);
     if (mine.inside) samples[at] = mine;
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kThreads, kOthers ? 4 : kSplit ? 8 : 7)
     __syncthreads();
 
 #pragma unroll 2
-    for (int k = row; k - row < count; k += rows) {  // as often in every row: lanes exchange below
+    for (int k = row; k - row < count; k += rows) {  // as many turns in every row, because lanes exchange below
       const bool live = k < count;
       const Sample& s = samples[live ? k : 0];
       const uint32_t inside = live ? s.inside : 0;
@@ -100,8 +100,8 @@ __global__ void __launch_bounds__(kThreads, kOthers ? 4 : kSplit ? 8 : 7)
       }
       UNROLL for (int i = 0; i < kParts; ++i) {
         UNROLL for (int n = 0; n < N; ++n) {
-          if (kSplit) v[i][n] += __shfl_xor_sync(~0u, v[i][n], 1);  // here, where all lanes come: rows differ in levels
-          // Integers are 0 where there is nothing, and never NaN.
+          if (kSplit) v[i][n] += __shfl_xor_sync(~0u, v[i][n], 1);  // here, where all lanes meet: levels differ
+          // Integer sums are 0 where nothing is sampled, and never NaN.
           const bool counts = (kCodes && kAsIntegers) || (live && v[i][n] == v[i][n]);
           if (counts) sum[i][n] = fmaf(factor[i], v[i][n], sum[i][n]);
         }
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kThreads, kOthers ? 4 : kSplit ? 8 : 7)
     }
   }
 
-  // The sums of the rows, in order.
+  // Adds the sums of the rows in a fixed order.
   UNROLL for (int i = 0; i < kParts; ++i) {
     UNROLL for (int n = 0; n < N; ++n) {
       const int c = i * stride + (kSplit ? lane >> 1 : lane * N) + n;

@@ -1,4 +1,4 @@
-// What sampling cameras and its gradients share: where points are seen, which pixels that reads, what logits weigh.
+// Shared by camera_sample and its gradients: projection of points, the pixels of a sample, activation of weights.
 #pragma once
 
 #include <type_traits>
@@ -11,27 +11,27 @@ namespace svexport {
 
 using namespace camera;
 
-// A block of kThreads computes channels of one query, in two steps that a barrier separates:
-// 1. a thread per sample, that is per camera, point and level, projects the point. Most cameras do not see it: what is
-//    left goes into shared memory as where to read and with which weights;
-// 2. rows of threads, one thread per few channels, read these samples and sum them.
+// A block of kThreads computes channels of one query, in two steps with a barrier between them:
+// 1. A thread per sample (camera, point and level) projects the point. Most cameras do not see it. For the samples that
+//    are seen, the thread writes the address and the weights to shared memory.
+// 2. Rows of threads, each thread with a few channels, read these samples and sum them.
 constexpr int kWarps = kThreads / 32;
 
-// Channels of a thread. Vector: neighbours in memory, read in one access; both pixels of a row by the same thread.
-// Split: kPasses of them, whatever their stride, and the two pixels of a row by two lanes beside each other: planes are
-// read as few separate sectors as there are.
+// Channels per thread. Vector: adjacent channels, read in one access; a thread reads both pixels of a row.
+// Split: kPasses channels of any stride; two adjacent lanes read the two pixels of a row, which requests the fewest
+// sectors of planes.
 template <class T>
 constexpr int kVector = 16 / sizeof(T);
-constexpr int kMaxGroups = kThreads;  // in a block's channels: kThreads vectors, or kThreads / 2 * kPasses channels
+constexpr int kMaxGroups = kThreads;  // per block, which has kThreads vectors or kThreads / 2 * kPasses channels
 
 struct Level {
   const char* data;
-  int64_t sb, sk;      // bytes, from image to image and camera to camera
-  int32_t sy, sx, sc;  // bytes; c: channel, or a block of them
-  int height, width;   // as sampled: of the pooled map
+  int64_t sb, sk;      // strides in bytes, of images and cameras
+  int32_t sy, sx, sc;  // strides in bytes, of rows, columns and channels or blocks of channels
+  int height, width;   // as sampled, that is after pooling
   float scale;
   bool int8, pool;
-  uint8_t block_shift;  // log2 of the channels of a block, which are neighbours: int8 in CHW32 or CHW4
+  uint8_t block_shift;  // log2 of the adjacent channels of a block: int8 in CHW32 or CHW4
 };
 
 struct Params {
@@ -47,7 +47,7 @@ struct Params {
   Level levels[kMaxCameraLevels];
 };
 
-// Which sample a number is: (camera * points + point) * levels + level.
+// The sample of an index: (camera * points + point) * levels + level.
 struct Name {
   uint32_t camera, point, level;
 
@@ -57,7 +57,7 @@ struct Name {
   }
 };
 
-// Of a camera, its upper three rows.
+// The upper three rows of a camera's matrix.
 struct Matrix {
   float at[12];
 
@@ -83,7 +83,7 @@ struct Point {
     }
     *this = Point(p, raw);
   }
-  // Of a place in the range and an offset, or 0.
+  // raw: the reference point in the range, 0 to 1, and the offset in metres, or 0.
   __device__ __forceinline__ Point(const Params& p, const float (&raw)[6]) {
     UNROLL for (int i = 0; i < 3; ++i) at[i] = __fadd_rn(__fadd_rn(__fmul_rn(raw[i], p.span[i]), p.low[i]), raw[3 + i]);
   }
@@ -94,7 +94,7 @@ struct Projection {
   bool seen;
 };
 
-// Rounded step by step as the reference is (no fused multiply-add, two divisions), so that both agree on what is seen.
+// Rounds every step as the reference does (no fused multiply-add, two divisions), so that both agree on what is seen.
 __device__ __forceinline__ float along(float x, float y, float z, float w, const Point& point) {
   const float sum = __fadd_rn(__fmul_rn(point.at[0], x), __fmul_rn(point.at[1], y));
   return __fadd_rn(__fadd_rn(sum, __fmul_rn(point.at[2], z)), w);
@@ -143,16 +143,16 @@ __device__ __forceinline__ Place locate(const Params& p, const Level& map, const
   return {static_cast<int>(left), static_cast<int>(top), x - left, y - top, in_x * 5 & rows};
 }
 
-// Where a sample is read and with which weights.
+// A sample that is seen: its address and its weights.
 struct alignas(16) Sample {
-  const char* at;   // the pixel to the upper left, its channel 0; maybe outside of the map
-  int32_t sy, sx;   // to the next row and column, of the map
-  float weight[4];  // of the pixels, by 2*j + i; as integers CodeWeights, and the factor beside them
-  uint16_t inside;  // as of Place
+  const char* at;   // channel 0 of the upper left pixel, which may lie outside the map
+  int32_t sy, sx;   // strides of the map's rows and columns, in bytes
+  float weight[4];  // of pixel 2*j + i; with integers, CodeWeights (2 numbers) and the factor
+  uint16_t inside;  // that of Place
   uint16_t level;
   int index;
   int32_t sc;
-  float factor;     // its activated weight, if it has one only and that needs no other
+  float factor;     // the activated weight, if there is one group and the activation is a sigmoid
 };
 
 __device__ __forceinline__ Sample sample_at(const Level& map, const Place& place, int64_t b, const Name& name,
@@ -176,7 +176,7 @@ __device__ __forceinline__ Sample sample_at(const Level& map, const Place& place
   return s;
 }
 
-// From channel 0 of a pixel.
+// Bytes from channel 0 of a pixel.
 template <class T, bool kSplit>
 __device__ __forceinline__ int64_t channel_offset(int32_t sc, int block_shift, int channel) {
   if (std::is_same<T, int8_t>::value) {
@@ -188,7 +188,7 @@ __device__ __forceinline__ int64_t channel_offset(int32_t sc, int block_shift, i
 // As torch's max_pool2d: NaN wins.
 __device__ __forceinline__ float larger(float a, float b) { return a > b || a != a ? a : b; }
 
-// What one thread reads of a sample: kPixels (of one column, or all four), or their 2x2 blocks.
+// The pixels of a sample that one thread reads: all four, or the two of one column; 2x2 blocks of each if pooled.
 template <class T, int N, bool kSplit, bool kPool, bool INTEGERS = false>
 struct Pixels {
   static constexpr int kPixels = kSplit ? 2 : 4, kReads = kPool ? 4 : 1;
@@ -225,8 +225,8 @@ struct Pixels {
   }
 };
 
-// What the logits of a group become weights by. Softmax: exp(logit - max) * scale. Sigmoid: scale is 1, or NaN if a
-// logit is: a weight of NaN makes its group NaN even where nothing is seen.
+// The state of a group's activation. Softmax: a weight is exp(logit - max) / sum. Sigmoid: sum is 1, or NaN if a logit
+// is NaN: a weight of NaN makes its group NaN even where nothing is seen.
 struct Norm {
   float max, sum;
 };
@@ -234,7 +234,7 @@ struct Norm {
 __device__ __forceinline__ Norm merge(bool softmax, Norm a, Norm b) {
   if (!softmax) return {0, a.sum * b.sum};
   const float max = fmaxf(a.max, b.max);
-  // an infinite maximum is no reason for NaN before the end
+  // an infinite maximum must not cause NaN before the end
   return {max, (a.max == max ? a.sum : a.sum * expf(a.max - max)) + (b.max == max ? b.sum : b.sum * expf(b.max - max))};
 }
 
@@ -243,10 +243,10 @@ __device__ __forceinline__ float activate(bool softmax, float logit, float max) 
   return softmax ? e : __fdividef(1, 1 + e);
 }
 
-// First half of the norms of `count` groups from `first`: a part per slot, in shared memory. Returns the slots.
+// Begins the norms of `count` groups from `first` on: a partial norm per slot, in shared memory. Returns the slots.
 __device__ __forceinline__ int partial_norms(const Params& p, int64_t logits, int first, int count, float2* parts) {
   const int width = min(count, kThreads), slots = kThreads / width, slot = threadIdx.x / width;
-  const bool by_warp = !(width & (width - 1)) && width <= 32;  // lanes of a group are merged in registers first
+  const bool by_warp = !(width & (width - 1)) && width <= 32;  // merges the lanes of a group in registers first
   for (int g = threadIdx.x % width; g < count; g += kThreads) {
     Norm norm = {p.softmax ? -INFINITY : 0.0f, p.softmax ? 0.0f : 1.0f};
 #pragma unroll 4
@@ -279,7 +279,7 @@ __device__ __forceinline__ void merge_norms(const Params& p, int count, int slot
   }
 }
 
-// Where the valid ones go to stand side by side, in order, and how many they are. One barrier.
+// Compacts over a block: returns how many threads before this one are valid; total: how many in all. Has one barrier.
 __device__ __forceinline__ int position(bool valid, int* counts, int& total) {
   const uint32_t ballot = __ballot_sync(~0u, valid);
   if (threadIdx.x % 32 == 0) counts[threadIdx.x / 32] = __popc(ballot);
@@ -293,14 +293,14 @@ __device__ __forceinline__ int position(bool valid, int* counts, int& total) {
   return before;
 }
 
-// Strides of a tensor that broadcasts in its dimensions of size 1.
+// Copies the strides of a tensor, 0 for dimensions of size 1, which broadcast.
 template <int N>
 __host__ __device__ inline void copy_strides(const Tensor& t, int64_t (&strides)[N]) {
   for (int i = 0; i < N; ++i) strides[i] = t.sizes[i] == 1 ? 0 : t.strides[i];
 }
 
-__host__ __device__ inline bool collapses(const Tensor& weights) {  // cams, points and levels
-  int64_t expected = -1;  // any, until there is an axis of more than one
+__host__ __device__ inline bool collapses(const Tensor& weights) {  // cams, points and levels into one dimension
+  int64_t expected = -1;  // unknown until an axis is larger than 1
   for (int i = 4; i >= 2; --i) {
     if (weights.sizes[i] == 1) continue;
     if (expected >= 0 && weights.strides[i] != expected) return false;

@@ -1,4 +1,4 @@
-// What is asked of camera_sample, the ways to run it and which is the cheapest. Host C++, no CUDA.
+// The planner of camera_sample: problem, tactics and cost function. Host C++, no CUDA.
 #pragma once
 
 #include <algorithm>
@@ -10,46 +10,46 @@ namespace svexport::camera {
 
 struct Figures;
 
-// `points` of each of `queries` of an image, on so many levels of maps of `channels`.
+// An image has `queries` of `points` each, which are sampled on `levels` of maps with `channels`.
 struct Problem {
   static constexpr const char* kOp = "camera_sample";
   using Figures = camera::Figures;
   int64_t images = 1, queries = 0, points = 1, levels = 1, channels = 0;  // channels 0: not known ahead of time
-  int32_t item_size = 4;                                                  // of an element of the output
-  int32_t vectors = 0;  // whether the channels of a group are whole vectors of 16 bytes, at multiples of these
-  int32_t planes = 0;   // whether maps, weights and attributes are those that the kernel of planes reads
+  int32_t item_size = 4;                                                  // bytes per element of the output
+  int32_t vectors = 0;  // whether a group's channels are whole, aligned vectors of 16 bytes
+  int32_t planes = 0;   // whether the kernel of planes supports these maps, weights and attributes
 
   SVEXPORT_EACH(images, queries, points, levels, channels, item_size, vectors, planes)
 };
 
-constexpr int kThreads = 128;           // of a block that has a query
-constexpr int kPasses = 2;              // channels of a thread that reads them one by one
-constexpr int kPlaneThreads = 1024;     // of a block that has kPlaneChannels of many queries
-constexpr int kPlaneChannels = 2;
-constexpr int64_t kLeastQueries = 256;  // of such a block, or there is nothing to find in L1
+constexpr int kThreads = 128;           // per block of kVectors and kChannels
+constexpr int kPasses = 2;              // channels per thread of kChannels
+constexpr int kPlaneThreads = 1024;     // per block of kPlanes
+constexpr int kPlaneChannels = 2;       // per block of kPlanes
+constexpr int64_t kLeastQueries = 256;  // per block of kPlanes: with fewer, queries share too little in L1
 
-// A block has a query, and reads vectors of 16 bytes of channels, or channels of any strides one by one; or it has two
-// channels of many queries, whose pixels it reads plane by plane.
+// kVectors, kChannels: a block computes one query. It reads vectors of 16 bytes of channels, or single channels of any
+// strides. kPlanes: a block computes two channels of many queries, and reads their pixels plane by plane.
 enum class Kernel : int32_t { kVectors, kChannels, kPlanes };
 constexpr const char* kKernelNames[] = {"vectors", "channels", "planes"};
 inline const char* name_of(Kernel e) { return kKernelNames[static_cast<int>(e)]; }
 
 struct Tactic {
   Kernel kernel = Kernel::kChannels;
-  int32_t row_shift = 0;  // log2 of the threads that read a sample together; of planes, of those of a query
-  int32_t chunk = 1;      // channels of a block
+  int32_t row_shift = 0;  // log2 of the threads that read a sample together; for kPlanes, of the threads per query
+  int32_t chunk = 1;      // channels per block
 
   int32_t id() const { return 1 + static_cast<int32_t>(kernel); }
 
   SVEXPORT_EACH(kernel, row_shift, chunk)
 };
 
-// Of the cost function, microseconds.
+// Constants of the cost function, in microseconds.
 struct Figures {
-  float launch[1];    // of a kernel that has a block for each query, beside its work
-  float vectors[1];   // of a multiprocessor for a channel of a point on a level, by vectors
-  float channels[1];  // one by one
-  float planes[3];    // of the kernel of planes; of a wave of its blocks; of a point in each of these
+  float launch[1];    // fixed cost of kVectors and kChannels
+  float vectors[1];   // kVectors: one multiprocessor, per channel of a point on a level
+  float channels[1];  // kChannels: the same
+  float planes[3];    // kPlanes: fixed cost; per wave of its blocks; per point in a wave
 
   SVEXPORT_EACH(launch, vectors, channels, planes)
 };
@@ -60,7 +60,7 @@ inline int32_t log2_ceil(int64_t x) {
   return shift;
 }
 
-// Blocks of the kernel of planes that divide the queries of an image, and the queries that each has at once.
+// kPlanes: how many blocks divide the queries of an image, and how many queries a block works on at once.
 struct Parts {
   int64_t count, at_once;
 
@@ -75,13 +75,13 @@ struct Parts {
 
 inline Few<Tactic> tactics(const Problem& p, const Gpu& gpu) {
   Few<Tactic> found;
-  const auto rows = [&](Kernel kernel, int64_t threads, int64_t channels) {  // threads that have all channels
+  const auto rows = [&](Kernel kernel, int64_t threads, int64_t channels) {  // threads: as many as cover all channels
     const int32_t shift = log2_ceil(p.channels ? std::min<int64_t>(threads, kThreads) : kThreads);
     found.add({kernel, shift, static_cast<int32_t>(channels << shift)});
   };
   const int64_t vector = 16 / p.item_size;
   if (p.vectors && p.channels) rows(Kernel::kVectors, p.channels / vector, vector);
-  rows(Kernel::kChannels, std::max<int64_t>(2, 2 * p.channels), 1);  // two threads for kPasses channels
+  rows(Kernel::kChannels, std::max<int64_t>(2, 2 * p.channels), 1);  // two threads read kPasses channels
   if (p.planes && p.channels && p.queries >= kLeastQueries) {
     int32_t shift = 0;
     while (2 * Parts(p, gpu).at_once << shift <= kPlaneThreads) ++shift;

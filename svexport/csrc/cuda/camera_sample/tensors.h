@@ -1,4 +1,4 @@
-// From tensors to the problem, and the choice. Host C++.
+// Builds the planner's problem of camera_sample from tensors. Host C++.
 #pragma once
 
 #include "camera_sample/launch.h"
@@ -7,10 +7,10 @@
 
 namespace svexport::camera {
 
-constexpr int kPlaneLevels = 4, kPlaneCams = 16;  // at most
-constexpr int64_t kPlaneSize = 1 << 17;           // of a level, at most
+constexpr int kPlaneLevels = 4, kPlaneCams = 16;  // the most that the kernel of planes takes
+constexpr int64_t kPlaneSize = 1 << 17;           // its largest height and width of a level
 
-// Whether every 16 bytes of channels are one aligned access, in one group. item_size: of the output.
+// Whether one aligned access can read every 16 bytes of channels, and these lie in one group. item_size: the output's.
 inline bool has_vectors(const CameraLevel* levels, int num_levels, int64_t channels, int64_t groups, int64_t item_size) {
   const int64_t n = 16 / item_size;
   if (channels % n != 0 || groups < 1 || channels / groups % n != 0) return false;
@@ -22,7 +22,7 @@ inline bool has_vectors(const CameraLevel* levels, int num_levels, int64_t chann
   return true;
 }
 
-// Whether the kernel of planes can: it counts elements behind the first of an image in 32 bits.
+// Whether the kernel of planes can run: among other things, it counts the elements of an image in 32 bits.
 inline bool has_planes(const CameraLevel* levels, int num_levels, const Tensor& reference_points, const Tensor& weights,
                        const Tensor& offsets, const CameraSampleOptions& options, const Tensor& output) {
   const int64_t channels = output.sizes[2], groups = weights.sizes[5];

@@ -1,4 +1,4 @@
-// What taps read of an input that is packed: columns with channels innermost, 16 bytes of which a lane reads at once.
+// Columns of a packed input, with channels innermost: a lane reads 16 bytes of channels at once.
 #pragma once
 
 #include "deform_conv2d/taps.cuh"
@@ -6,11 +6,11 @@
 namespace svexport {
 namespace {
 
-// What a block of the kernels below works on: one tap of 32 output pixels in some offset groups. First its threads find
-// what every (output pixel, offset group) reads, then `lanes` threads (a power of two) take one of them each.
+// The work of a block of the kernels below: one tap of 32 output pixels in some offset groups. First, its threads
+// locate what every (output pixel, offset group) reads; then `lanes` threads (a power of two) share each of these.
 struct Part {
   Geometry g;
-  int first, rows, lanes;  // rows: output pixels, of images from `first` on
+  int first, rows, lanes;  // rows: output pixels of the images from `first` on
 
   __device__ __forceinline__ int tap() const { return blockIdx.y % g.taps; }
   __device__ __forceinline__ int offset_group() const { return blockIdx.y / g.taps * kOffsetGroups; }
@@ -29,16 +29,16 @@ struct Part {
     __syncthreads();
   }
 
-  // Of 16 bytes of channels in the columns of row, which is in image n, and tap().
+  // Index in columns of `channel` for output pixel `row`, which lies in image n, and tap().
   __device__ __forceinline__ int64_t column(int row, int n, int channel) const {
     const int group = g.conv.groups == 1 ? 0 : channel / g.per_group;
-    const int64_t images = n - first, plane = g.out_height * g.out_width;  // before this one
+    const int64_t images = n - first, plane = g.out_height * g.out_width;  // images: of the piece, before image n
     return (((images * (g.conv.groups - 1) + group) * plane + row) * g.taps + tap()) * g.per_group + channel -
            group * g.per_group;
   }
 };
 
-// F: of the input, T or int8.
+// F: type of the input, T or int8.
 template <class T, class F>
 __global__ void __launch_bounds__(kThreads)
     columns_kernel(const F* input, AnyFloat offset, AnyFloat mask, Part part, T* columns) {
@@ -74,7 +74,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     columns_backward_kernel(T* columns, bool replace, const T* input, AnyFloat offset, AnyFloat mask, Part part,
                             Sums grad_input, AnyFloat grad_offset, AnyFloat grad_mask) {
-  constexpr int V = 4;  // 16 bytes of sums, so that the additions of a warp are to whole sectors of memory
+  constexpr int V = 4;  // 16 bytes of sums, so that a warp's additions go to whole sectors
   __shared__ Pixels pixels[kPixels * kOffsetGroups];
   __shared__ float4 taps[kPixels * kOffsetGroups];
   part.find(pixels, taps, offset, mask);
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// For threads of v channels each. input: packed.
+// The work of a packed input for threads with v channels each.
 Part part_of(const Tensor& input, const Tensor& offset, const Tensor& mask, const DeformConv2d& conv, const Piece& piece,
              int v) {
   const bool int8 = input.dtype == DType::kInt8;

@@ -1,4 +1,4 @@
-// A matrix product whose one factor is what the taps read: columns, made for pieces of the output at a time.
+// A matrix product of the weight and columns, which hold what the taps read, for one piece of the output at a time.
 #include <algorithm>
 #include <numeric>
 
@@ -11,7 +11,7 @@
 namespace svexport {
 namespace {
 
-// Inputs and weights with channels last, in runs of multiples of 16 bytes.
+// Channels of a run (launch.h says what a run is).
 int run(const DeformConv2d& conv) {
   return std::gcd(conv.channels / conv.groups, conv.channels / conv.offset_groups);
 }
@@ -21,14 +21,14 @@ int packed_run(const DeformConv2d& conv, const Tensor& x) {
   return ceil_div(run(conv), v) * v;
 }
 
-// (N, C, H, W) as (N, H, W, runs, channels of a run).
+// A view of (N, C, H, W) as (N, H, W, runs, channels of a run).
 Tensor runs_of(const Tensor& x, const DeformConv2d& conv) {
   const int64_t channels = run(conv), *size = x.sizes, *stride = x.strides;
   return as_strided(x, {size[0], size[2], size[3], size[1] / channels, channels},
                     {stride[0], stride[2], stride[3], channels * stride[1], stride[1]});
 }
 
-// The same of what is packed.
+// The same view of a packed tensor.
 Tensor packed_runs_of(const Tensor& y, const DeformConv2d& conv) {
   const int64_t padded = packed_run(conv, y), *size = y.sizes, *stride = y.strides;
   return as_strided(y, {size[0], size[1], size[2], size[3] / padded, run(conv)},
@@ -74,12 +74,12 @@ namespace {
 
 int64_t padded(int64_t size, int64_t multiple) { return ceil_div(size, multiple) * multiple; }
 
-// What the forward takes from its workspace, in this order.
+// The buffers that the forward takes from its workspace, in this order.
 struct Plan {
-  bool planes;           // what is read is not packed
-  Tensor input, weight;  // as they are used, without data if they must be copied; weight: (groups, O/groups, K)
-  Columns all;           // at most, where planes are padded
-  size_t bytes[4];       // of copies of input and weight, of columns, for matmul; the latter two for any smaller tensors
+  bool planes;           // the input is not packed
+  Tensor input, weight;  // as the kernels read them; no data: must be copied; weight: (groups, O/groups, K)
+  Columns all;           // upper bound, where planes are padded
+  size_t bytes[4];       // of copies of input and weight, columns, matmul; the last two suffice for smaller tensors too
 
   Plan(const Tensor& x, const Tensor& offset, const Tensor& w, const DeformConv2d& conv, bool planes)
       : planes(planes), input(x), weight(w), all{}, bytes{} {
@@ -94,7 +94,7 @@ struct Plan {
     weight = row_major(weight.data, weight.dtype, {conv.groups, outputs / conv.groups, k});
     if (!input.data) bytes[0] = padded(input.numel() * size, 256);
     if (!weight.data) bytes[1] = padded(weight.numel() * size, 256);
-    // With the copies no more than all columns, and two outputs, which torchvision has beside them.
+    // Columns and copies take no more than all columns and two outputs do, which is what torchvision takes.
     const int64_t copies = static_cast<int64_t>(bytes[0] + bytes[1]);
     all = columns_of(offset, conv.groups * k * size * (planes ? padded(width, 8) : width),
                      2 * x.sizes[0] * outputs * offset.sizes[2] * width * size - copies);
@@ -102,8 +102,8 @@ struct Plan {
     bytes[3] = matmul_workspace();
   }
 
-  // Of a piece, without data: columns, (images*groups, rows*oW, K), from planes (images*groups, K, rows*oW); and what the
-  // product makes of them, (images*groups, O/groups, rows*oW).
+  // A piece's tensors, without data. columns: (images*groups, rows*oW, K), from planes (images*groups, K, rows*oW);
+  // outputs of the product: (images*groups, O/groups, rows*oW).
   Tensor columns(const Piece& piece) const {
     const int64_t count = piece.images * weight.sizes[0], pixels = piece.rows * all.width, k = weight.sizes[2];
     if (!planes) return row_major(nullptr, weight.dtype, {count, pixels, k});
@@ -115,7 +115,7 @@ struct Plan {
     return row_major(nullptr, weight.dtype, {piece.images * weight.sizes[0], weight.sizes[1], piece.rows * all.width});
   }
 
-  // Sets bytes to what these pieces need.
+  // Returns the pieces and lowers `bytes` to what they need.
   std::vector<Piece> pieces() {
     const std::vector<Piece> found = all.pieces();
     bytes[2] = bytes[3] = 0;
@@ -129,7 +129,7 @@ struct Plan {
   size_t total() const { return bytes[0] + bytes[1] + bytes[2] + bytes[3]; }
 };
 
-// Of a kernel that makes columns; of a gradient it has as many, packed.
+// The blocks of a kernel that makes columns. The packed backward kernel has as many.
 dim3 blocks_of(const Problem& problem, Kernel kernel) {
   const Launch l = launch(problem, {kernel}, Gpu());
   return dim3(static_cast<unsigned>(l.blocks()), l.grid_y, l.grid_z);
@@ -154,7 +154,7 @@ size_t deform_conv2d_scratch(const Tensor& input, const Tensor& offset, const Te
 cudaError_t deform_conv2d(const Tensor& input, const Tensor& offset, const Tensor& weight, const Tensor& bias,
                           const Tensor& mask, const Tensor& output, const DeformConv2d& conv, int32_t tactic,
                           void* workspace, cudaStream_t stream) {
-  // The kernels count pixels, and threads of parts of the output pixels, in int.
+  // The kernels count pixels of the input and of the output in int.
   const bool int8 = input.dtype == DType::kInt8;
   if (input.rank == 5 && ((input.sizes[4] != 32 && input.sizes[4] != 4) || input.strides[4] != 1)) {
     return cudaErrorNotSupported;

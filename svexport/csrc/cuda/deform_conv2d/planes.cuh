@@ -1,4 +1,4 @@
-// What taps read of an input as it lies: columns with pixels innermost.
+// Columns of an input that is not packed, with pixels innermost.
 #pragma once
 
 #include "deform_conv2d/taps.cuh"
@@ -6,16 +6,16 @@
 namespace svexport {
 namespace {
 
-// Planes of pixels, of which a thread reads one tap of one output pixel in some channels of an offset group. F: of the
-// input, T or int8.
+// The arguments of the kernels below. A thread computes one tap of one output pixel in some channels of an offset
+// group. F: type of the input, T or int8.
 template <class T, class F = T>
 struct Planes {
   const F* input;
   AnyFloat offset, mask;
   Geometry g;
-  int first, rows;  // rows: output pixels, of images from `first` on
+  int first, rows;  // rows: output pixels of the images from `first` on
   T* columns;
-  int64_t pitch;  // between its rows
+  int64_t pitch;  // stride of the rows of columns, in elements
 
   __device__ __forceinline__ int row() const { return blockIdx.x * kThreads + threadIdx.x; }
   __device__ __forceinline__ int tap() const { return blockIdx.y; }
@@ -23,20 +23,20 @@ struct Planes {
   __device__ __forceinline__ Taps taps(int offset_group) const {
     return Taps(first * plane() + row(), offset_group, tap(), g);
   }
-  // Of a channel of the input; the next channel's is g.taps * pitch further.
+  // This thread's element of columns for a channel of image n; that of the next channel is g.taps * pitch further.
   __device__ __forceinline__ T* column(int n, int channel) const {
     return columns + (static_cast<int64_t>((n - first) * g.channels + channel) * g.taps + tap()) * pitch + row() -
            (n - first) * plane();
   }
 };
 
-// Up to kChannels channels of a thread, of one offset group or, kEach, each one of its own.
+// A thread takes up to kChannels channels of one offset group; with kEach, every channel has its own offset group.
 template <class T, class F, int kChannels, bool kEach>
 __global__ void __launch_bounds__(kThreads) planes_kernel(const __grid_constant__ Planes<T, F> a) {
   constexpr int kGroups = kEach ? kChannels : 1;
   const Geometry& g = a.g;
   if (a.row() >= a.rows) return;
-  const int whole = kEach ? g.channels : g.per_offset_group;  // of which the thread's are a part
+  const int whole = kEach ? g.channels : g.per_offset_group;  // channels that the blocks divide
   const int chunks = ceil_div(whole, kChannels), group = kEach ? blockIdx.z * kChannels : blockIdx.z / chunks;
   const int channel = kEach ? group : group * whole + blockIdx.z % chunks * kChannels;
   const int count = min(kChannels, (kEach ? whole : (group + 1) * whole) - channel);
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kThreads) planes_kernel(const __grid_constant_
     UNROLL for (int k = 0; k < 4; ++k) add_scaled(sum, b[c % kGroups].factor(k) * mask[c % kGroups], v[c][k]);
     if (c < count) to[c * g.taps * a.pitch] = from_float<T>(sum[0]);
   }
-  // The product reads whole 16 bytes: zeros behind the last pixel.
+  // Writes zeros after the last pixel, because the matrix product reads whole 16 bytes.
   const int place = a.row() - (p.n - a.first) * a.plane();
   if (place + 1 < a.plane()) return;
   for (int c = 0; c < count; ++c) {
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kThreads) planes_kernel(const __grid_constant_
   }
 }
 
-// grad_input: (N, C, H, W), contiguous as the input. A thread takes an offset group.
+// grad_input: (N, C, H, W), contiguous, as is the input. A thread takes all channels of an offset group.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     planes_backward_kernel(const __grid_constant__ Planes<T> a, bool replace, Sums grad_input, AnyFloat grad_offset,

@@ -1,4 +1,4 @@
-// What is asked of deform_conv2d, the ways to make its columns and which is the cheapest. Host C++, no CUDA.
+// The planner of deform_conv2d: the problem, the tactics that make its columns, the cost function. Host C++, no CUDA.
 #pragma once
 
 #include <algorithm>
@@ -13,21 +13,21 @@ struct Figures;
 struct Problem {
   static constexpr const char* kOp = "deform_conv2d";
   using Figures = deform::Figures;
-  int64_t images = 1, pixels = 0;  // pixels: of an output
+  int64_t images = 1, pixels = 0;  // pixels: per output image
   int64_t taps = 1, channels = 1, offset_groups = 1;
   int64_t input_bytes = 0;
-  int32_t packed = 0;  // whether the input is packed as it is
-  int32_t runs = 1;    // whether packing is of runs of 16 bytes and more, or of zeros mostly
-  int32_t planes = 1;  // whether the kernel of planes counts the elements of an image: below 2^32
+  int32_t packed = 0;  // whether the input is packed already
+  int32_t runs = 1;    // whether runs have 16 bytes or more, so that packing does not mostly add zeros
+  int32_t planes = 1;  // whether the kernel of planes can count an image's elements: fewer than 2^32
 
   SVEXPORT_EACH(images, pixels, taps, channels, offset_groups, input_bytes, packed, runs, planes)
 };
 
-constexpr int kThreads = 256;     // of a block
-constexpr int kPixels = 32;       // output pixels of a block, packed; of planes a thread has one
-constexpr int kOffsetGroups = 8;  // at most, of a block
+constexpr int kThreads = 256;     // per block
+constexpr int kPixels = 32;       // kPacked: output pixels per block; kPlanes: a thread has one
+constexpr int kOffsetGroups = 8;  // per block, at most
 
-// Channels last in runs of 16 bytes, copied so where they are not; or planes as they lie, up to 8 channels a thread.
+// kPacked: 16 bytes of packed channels per read, after a copy if needed. kPlanes: no copy, up to 8 channels a thread.
 enum class Kernel : int32_t { kPacked, kPlanes };
 constexpr const char* kKernelNames[] = {"packed", "planes"};
 inline const char* name_of(Kernel e) { return kKernelNames[static_cast<int>(e)]; }
@@ -40,17 +40,17 @@ struct Tactic {
   SVEXPORT_EACH(kernel)
 };
 
-// Of the cost function, microseconds.
+// Constants of the cost function, in microseconds.
 struct Figures {
-  float launch[1];  // of a kernel beside its work
-  float pack[1];    // of packing input and weight, beside moving the input
-  float packed[1];  // of a multiprocessor for a channel of a tap, packed
-  float planes[1];  // as it lies
+  float launch[1];  // fixed cost of a kernel
+  float pack[1];    // fixed cost of packing input and weight
+  float packed[1];  // kPacked: one multiprocessor, per channel of a tap
+  float planes[1];  // kPlanes: the same
 
   SVEXPORT_EACH(launch, pack, packed, planes)
 };
 
-// Channels of a thread of planes. Where each has offsets of its own, of as many offset groups; else of one.
+// kPlanes: channels per thread. They lie in one offset group, or in one each if every channel has its own offsets.
 inline int64_t together(const Problem& p) { return p.channels / p.offset_groups < 8 ? 4 : 8; }
 
 inline Launch launch(const Problem& p, const Tactic& t, const Gpu&) {

@@ -1,4 +1,4 @@
-// What a tap of a deformable convolution reads, and the gradient of that.
+// The pixels that a tap of a deformable convolution reads, and the gradients of a tap.
 #pragma once
 
 #include "bilinear.cuh"
@@ -15,32 +15,32 @@ constexpr unsigned kOutside = ~0u;
 struct Geometry {
   DeformConv2d conv;
   unsigned height, width;
-  int first_row, out_height, out_width, taps;  // of the output: of the rows of a piece
-  Divider lines, images;                       // of output pixels, of lines
+  int first_row, out_height, out_width, taps;  // rows of the output in this piece, and its width
+  Divider lines, images;                       // divide by out_width, by out_height
   int channels, per_group, per_offset_group;  // of the input, packed or not
-  int64_t image, block;                       // strides of the input: these in elements
-  unsigned row, column;                       // these in the unit of Pixels
-  int shift;                                  // log2 of the channels of a block, which are neighbours
-  float scale;                                // what a step of an int8 input is worth; else 1
+  int64_t image, block;                       // strides of the input, in elements
+  unsigned row, column;                       // strides of the input, in the unit of Pixels
+  int shift;                                  // log2 of the adjacent channels of a block
+  float scale;                                // value of one step of an int8 input; else 1
   int64_t offset[4], mask[4];                 // strides
-  int64_t plane;                              // from channel to channel of their gradients
+  int64_t plane;                              // stride of channels in the gradients of offset and mask
 
-  // From channel 0 of a pixel.
+  // Elements from channel 0 of a pixel to channel c.
   __device__ __forceinline__ int64_t channel(int c) const {
     return (c >> shift) * block + (c & ((1u << shift) - 1));
   }
 };
 
-// Where a tap of an output pixel reads, and by what it is multiplied.
+// The position that a tap of an output pixel reads, and the factor of what it reads.
 struct Tap {
   float x, y, mask;
 };
 
-// A tap of an output pixel in one offset group after another.
+// Reads a tap of an output pixel in one offset group after another.
 struct Taps {
   int n;  // image
-  int64_t offset, mask, next_offset, next_mask;  // where its numbers are; how much further those of the next group are
-  float x, y;                                    // where it would read without an offset
+  int64_t offset, mask, next_offset, next_mask;  // indices of its numbers; distances to those of the next group
+  float x, y;                                    // position without an offset
 
   __device__ __forceinline__ Taps(int pixel, int offset_group, int tap, const Geometry& g) {
     uint32_t rest = pixel;
@@ -69,10 +69,10 @@ struct Taps {
 
 // The four pixels around a tap: top left, top right, bottom left, bottom right.
 struct alignas(16) Pixels {
-  unsigned at[4];  // from the first pixel of the image, in vectors of 16 bytes, or in elements of planes; kOutside of it
+  unsigned at[4];  // offset in the image, in vectors of 16 bytes, or for planes in elements; kOutside if outside
 };
 
-// Where the tap lies between them; 0 if none of them is inside.
+// The fraction by which a tap lies beyond its top left pixel; 0 if no pixel is inside.
 struct Between {
   float x, y;
   __device__ __forceinline__ float factor(int i) const { return (i / 2 ? y : 1 - y) * (i % 2 ? x : 1 - x); }
@@ -82,7 +82,7 @@ __device__ __forceinline__ Between locate(const Tap& tap, const Geometry& g, Pix
   const float left = floorf(tap.x), top = floorf(tap.y);
   const float wide = static_cast<float>(g.width), high = static_cast<float>(g.height);
   const bool near = left >= -1 && left < wide && top >= -1 && top < high;
-  // Unsigned, so that what is before the first pixel is past the last one too.
+  // Unsigned, so that a negative index is larger than any size.
   const unsigned column = near ? static_cast<int>(left) : -2, row = static_cast<int>(top);
   const unsigned first = row * g.row + column * g.column;
   UNROLL for (unsigned i = 0; i < 4; ++i) {
@@ -102,23 +102,23 @@ __device__ __forceinline__ const T* past(const T* p, unsigned vectors) {
   return reinterpret_cast<const T*>(reinterpret_cast<const char*>(p) + static_cast<uint64_t>(vectors) * 16);
 }
 
-// V channels of a pixel of an image, or zeros; `image` points at them in its first pixel.
+// Reads V channels of a pixel, or zeros if it is outside; `image` points at these channels of the first pixel.
 template <int V, class T>
 __device__ __forceinline__ Vec<T, V> read_pixel(const T* image, unsigned pixel, bool real = true) {
   return load_if<T, V>(past(image, pixel), real && pixel != kOutside);
 }
 
-// The gradients of what a tap reads, and of where: those of all channels of an offset group come together in a thread.
+// The gradients of a tap's position and mask. A thread sums them over the channels of an offset group.
 struct TapGradients {
   float x = 0, y = 0, mask = 0;
 
-  // dot: of a pixel's channels and of the gradients of what is read there.
+  // dot: for each pixel, the product of its channels and the gradients of what the tap reads.
   __device__ __forceinline__ void add(const Between& b, const float (&dot)[4]) {
     x += (1 - b.y) * (dot[1] - dot[0]) + b.y * (dot[3] - dot[2]);
     y += (1 - b.x) * (dot[2] - dot[0]) + b.x * (dot[3] - dot[1]);
     UNROLL for (int k = 0; k < 4; ++k) mask += b.factor(k) * dot[k];
   }
-  // p: the place of the output pixel among those of its image.
+  // p: index of the output pixel within this piece of its image.
   __device__ __forceinline__ void write(const AnyFloat& grad_offset, const AnyFloat& grad_mask, const Geometry& g, int n,
                                         int group, int tap, int p, float factor) const {
     const int64_t number = (static_cast<int64_t>(n) * g.conv.offset_groups + group) * g.taps + tap;
@@ -131,7 +131,7 @@ struct TapGradients {
   }
 };
 
-// The tensors of a call, but for where the pixels of the input are.
+// The geometry of a call, without height, width, row and column of the input.
 Geometry geometry(const Tensor& input, const Tensor& offset, const Tensor& mask, const DeformConv2d& conv,
                   const Piece& piece, int64_t channels) {
   Geometry g{};

@@ -1,4 +1,4 @@
-// From tensors to the problem, and the choice. Host C++.
+// Builds the planner's problem of deform_conv2d, and its pieces, from tensors. Host C++.
 #pragma once
 
 #include "deform_conv2d/launch.h"
@@ -27,7 +27,7 @@ inline Problem problem_of(const Tensor& input, const Tensor& offset, const Defor
   return p;
 }
 
-// Of an output like `offset`, a row of which takes so many bytes.
+// Columns for an output shaped like `offset`, at `row` bytes a row; more: Columns::more.
 inline Columns columns_of(const Tensor& offset, int64_t row, int64_t more) {
   return {offset.sizes[0], offset.sizes[2], offset.sizes[3], row, more};
 }

@@ -1,4 +1,4 @@
-// The gradient of sampling: what its kernels share.
+// Shared by the kernels of the gradient of sampling.
 #pragma once
 
 #include "grid_sample/pixel_lists.cuh"
@@ -7,14 +7,14 @@ namespace svexport::backward {
 
 using sampler::kThreads;
 
-// *p += x atomically where it is to.
+// *p += x atomically if `there`, without a branch.
 __device__ __forceinline__ void add_if(float* p, float x, bool there) {
   asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p red.global.add.f32 [%0], %1;}" ::"l"(p), "f"(x),
                "r"(static_cast<int>(there))
                : "memory");
 }
 
-// Distances between the pixels of a dense image, `unit` elements from one pixel to the next.
+// The strides of pixels of a dense image; `unit`: elements from one pixel to the next.
 struct Dense {
   int stride[3];
 
@@ -35,7 +35,7 @@ using sampler::gradient::Problem;
 using sampler::gradient::Sums;
 using sampler::gradient::Tactic;
 
-// What a call is of. point: of the output's gradient, from a point to the next.
+// The arguments of a call. point: stride of the output's gradient from one point to the next.
 struct Call {
   const Problem& problem;
   const Tactic& tactic;
@@ -47,7 +47,7 @@ struct Call {
   cudaStream_t stream;
 };
 
-// With kernels of one type, which are compiled apart: grid_sample_backward_float.cu, _half.cu and _bfloat16.cu.
+// Each type is compiled in a translation unit of its own: grid_sample_backward_float.cu, _half.cu and _bfloat16.cu.
 template <class T>
 cudaError_t run_backward(const Call& call);
 

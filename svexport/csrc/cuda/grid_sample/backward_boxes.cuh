@@ -1,4 +1,4 @@
-// The gradient of sampling in NCHW where points lie close together: the pixels of a tile in shared memory.
+// The grid's gradient in NCHW where points lie close together: a block copies the pixels of a tile to shared memory.
 #pragma once
 
 #include "grid_sample/box.cuh"
@@ -6,18 +6,18 @@
 
 namespace svexport::backward {
 
-// Tiles of 32 x 16 points: two of a thread, side by side or half a tile apart.
+// Tiles of 32 x 16 points: a thread has two of them, adjacent or half a tile apart.
 using sampler::gradient::kTileAcross, sampler::gradient::kTileDown;
 constexpr int kBoxMemory = 56 << 10;
-// Bytes of a row and a channel of the gradient of a tile: rows that lie four apart use different banks.
+// Bytes of a row, and of a channel, of a tile's output gradient in shared memory. Rows four apart use different banks.
 template <class T>
 constexpr int kGradientRow = kTileAcross * sizeof(T) + 16;
 template <class T>
 constexpr int kGradientTile = kTileDown * kGradientRow<T>;
 
-// The gradient of bilinear points in images that are not left; blocks of tiles x images. Half as many channels at once
-// as fit into the memory: while these are used, the next are on their way. unit: as of Box; copied: the gradient of the
-// output is read by way of shared memory, 16 bytes at a time.
+// The grid's gradient of bilinear points, for the images that are not left. Grid: tiles x images. The shared memory is
+// double buffered: half of it is read while the next channels are copied to the other half. unit: that of Box. copied:
+// the output's gradient is read through shared memory, 16 bytes at a time.
 template <class T>
 __global__ void __launch_bounds__(kThreads, 4)
     box_kernel(Space s, const T* __restrict__ input, int64_t image, int64_t channel, Gradient<T> grad,
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   const int x = tile_x * kTileAcross + (kBeside ? 2 : 1) * lane, y = tile_y * kTileDown + row;
   const int step = kBeside ? 1 : kTileAcross / 2, first = y * across + x;
   const bool valid[POINTS] = {y < down && x < across, y < down && x + step < across};
-  // Of the gradient, a thread copies one chunk of every channel or two.
+  // A thread copies one 16-byte chunk of the output's gradient, of every kStep-th channel.
   constexpr int kChunks = kTileAcross * ITEM / 16, kSlots = kTileDown * kChunks, kStep = kThreads / kSlots;
   const int chunk = threadIdx.x % kSlots, chunk_row = chunk / kChunks, chunk_x = chunk % kChunks * (16 / ITEM);
   const int from_y = tile_y * kTileDown + chunk_row, from_x = tile_x * kTileAcross + chunk_x;
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     }
     const T* source = grad.data + n * grad.image + first * grad.point;
     float dot[POINTS][TAPS] = {};
-    if (large) {  // one of few
+    if (large) {  // rare
       for (int c = 0; c < channels; ++c, source += grad.channel) {
         UNROLL for (int k = 0; k < POINTS; ++k) {
           const float g = to_float(load_if<T, 1>(source + k * step * grad.point, valid[k]).at[0]);

@@ -1,4 +1,4 @@
-// The gradient of sampling: what comes before and after. Layouts, cleared and rounded sums.
+// The gradient of sampling: kernels that run before and after. They change layouts, and clear and round sums.
 #pragma once
 
 #include "grid_sample/backward.cuh"
@@ -15,7 +15,7 @@ __global__ void __launch_bounds__(kTileThreads)
   });
 }
 
-// The threads of all blockIdx.x together, 16 bytes at a time.
+// Clears `size` floats, 16 bytes at a time; the threads of all blockIdx.x share the work.
 __device__ __forceinline__ void clear(float* to, int64_t size) {
   const int64_t before = (16 - reinterpret_cast<uintptr_t>(to) % 16) % 16 / 4, head = before < size ? before : size;
   const int64_t i = blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x,
@@ -27,7 +27,7 @@ __device__ __forceinline__ void clear(float* to, int64_t size) {
   if (i < size % 4) to[size / 4 * 4 + i] = 0;
 }
 
-// Images of `size` floats each.
+// Clears the images that are left, of `size` floats each.
 static __global__ void __launch_bounds__(kThreads) zero_kernel(float* __restrict__ to, int batch, int64_t size, Left left) {
   left.each(batch, [&](int first, int count) { clear(to + first * size, count * size); });
 }
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
-// from: (rows, width + 1, 2) to (rows, width), across: width; n: rows * width.
+// Merges the sums of pairs, (rows, width + 1, 2), into (rows, width). across: divides by width; n: rows * width.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     add_pairs_kernel(const float* __restrict__ from, T* __restrict__ to, Divider across, int n) {
@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kThreads)
   uint32_t row = blockIdx.x * kThreads + threadIdx.x;
   if (row >= static_cast<uint32_t>(n)) return;
   const uint32_t i = row, x = across.split(row);
-  const float* pair = from + 2 * (i + row);  // to the left of the pixel
+  const float* pair = from + 2 * (i + row);  // the pair to the left of the pixel
   to[i] = from_float<T>(pair[1] + pair[2]);
 }
 

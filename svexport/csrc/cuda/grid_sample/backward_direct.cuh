@@ -1,5 +1,5 @@
-// The gradient of sampling, any strides: a thread per point; in one order, a thread per channel; of few points, a block
-// per channel, whose pixels are in shared memory.
+// The gradient of sampling for any strides: a thread per point; in a fixed order, a thread per channel; for few points,
+// a block per channel, which sums its pixels in shared memory.
 #pragma once
 
 #include <climits>
@@ -8,15 +8,15 @@
 
 namespace svexport::backward {
 
-// How direct_kernel adds up the gradient of the image.
+// How direct_kernel sums the gradient of the image.
 enum PointSums {
-  kPixelSums,  // (N, C, pixels): every pixel of a point by itself
-  kPairSums,   // (N, C, rows, width + 1, 2): the pixels to the left and right of a point together
-  kListSums,   // not: it lists the points for owner_kernel
-  kNeighbourSums,  // as kPixelSums, with what points side by side add to the same pixel together
+  kPixelSums,  // (N, C, pixels): one atomic per pixel of a point
+  kPairSums,   // (N, C, rows, width + 1, 2): one atomic for the pixels to the left and right of a point
+  kListSums,   // none: it lists the points for owner_kernel
+  kNeighbourSums,  // as kPixelSums, but adjacent points first combine what they add to the same pixel
 };
 
-// p[0] += x, p[1] += y atomically, nothing returned; p aligned to 8 bytes.
+// p[0] += x, p[1] += y atomically, returning nothing; p is aligned to 8 bytes.
 __device__ __forceinline__ void add_pair(float* p, float x, float y) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(p), "f"(x), "f"(y) : "memory");
@@ -26,7 +26,7 @@ __device__ __forceinline__ void add_pair(float* p, float x, float y) {
 #endif
 }
 
-// p[0] += x, p[1] += y atomically where it is to; p aligned to 8 bytes there.
+// p[0] += x, p[1] += y atomically if `there`; then p is aligned to 8 bytes.
 __device__ __forceinline__ void add_pair_if(float* p, float x, float y, bool there) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("{.reg .pred p; setp.ne.b32 p, %3, 0; @p red.global.add.v2.f32 [%0], {%1, %2};}" ::"l"(p), "f"(x),
@@ -38,9 +38,9 @@ __device__ __forceinline__ void add_pair_if(float* p, float x, float y, bool the
 #endif
 }
 
-// Blocks of points x images; 1 << shift threads share the channels of a point, each U at a time. sums: (N, C, pixels),
-// contiguous, or null; grad_grid: (N, points, axes), contiguous, or null; channels: 0 where both are. Waits for the kernel before, which cleared
-// the sums or counters, only when it needs them.
+// Grid: points x images; 1 << shift threads share the channels of a point, U at a time each. sums: (N, C, pixels),
+// contiguous, or null; grad_grid: (N, points, axes), contiguous, or null; channels is 0 if both are null. The previous
+// kernel cleared the sums or counters; this one waits for it only when it needs them.
 template <class T, int TAPS, int PADDING, int U, int SUMS>
 __global__ void __launch_bounds__(kThreads, TAPS == 4 && U > 1 ? 4 : 1)
     direct_kernel(Space s, Dense dense, const T* __restrict__ input, int64_t image, int64_t channel, Gradient<T> grad,
@@ -63,8 +63,8 @@ __global__ void __launch_bounds__(kThreads, TAPS == 4 && U > 1 ? 4 : 1)
       const Taps<TAPS> from(point, s.stride), to(point, dense.stride);
       float dot[TAPS] = {};
       const bool read = grad_grid.data && TAPS > 1 && there;
-      bool hands = false, takes = false;  // a right pixel to the next lane, the left from the one before
-      bool together = false;              // most lanes are in the pixels of the next, or those beside
+      bool hands = false, takes = false;  // hands a right pixel to the next lane, takes one from the previous
+      bool together = false;              // most lanes lie in the same pixels as the next lane, or one pixel beside
       if constexpr (SUMS == kNeighbourSums) {
         const int lane = threadIdx.x % 32;
         bool any = there;
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kThreads, TAPS == 4 && U > 1 ? 4 : 1)
             values[u][i] = to_float(load_if<T, 1>(source + c * channel + from.offset[i], inside).at[0]);
           }
         }
-        if (sums) wait_for_previous();  // which the reads above need not
+        if (sums) wait_for_previous();  // the reads above need not wait
         UNROLL for (int u = 0; u < U; ++u) {
           const int c = begin + u * parts;
           const float scale = scales[u];
@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(kThreads, TAPS == 4 && U > 1 ? 4 : 1)
   wait_for_previous();
 }
 
-// The same sums in one order: a thread per channel of an image, one point after the other.
+// The same sums in a fixed order: a thread per channel of an image adds one point after the other.
 template <class T, int TAPS>
 __global__ void __launch_bounds__(kThreads)
     ordered_kernel(Space s, Dense dense, Gradient<T> grad, float* __restrict__ sums, int batch, int channels,
@@ -191,8 +191,8 @@ __global__ void __launch_bounds__(kThreads)
 
 using sampler::gradient::kPlaneThreads;
 
-// Blocks of (image, channel, `tile` pixels): each adds up its part of the gradient and writes it once. output:
-// (N, C, pixels), contiguous. grad_grid: (N, points, axes), contiguous, or null; of images of one channel only.
+// Grid: (image, channel, tile of `tile` pixels). A block sums its part of the gradient and writes it once. output:
+// (N, C, pixels), contiguous. grad_grid: (N, points, axes), contiguous, or null; only for images of one channel.
 template <class T, int TAPS>
 __global__ void __launch_bounds__(kPlaneThreads, 2)
     plane_kernel(Space s, Dense dense, const T* __restrict__ input, int64_t image, Gradient<T> grad,

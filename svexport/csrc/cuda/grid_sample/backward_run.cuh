@@ -1,4 +1,4 @@
-// The gradient of sampling: the launches of a tactic.
+// The gradient of sampling: launches the kernels of a tactic.
 #pragma once
 
 #include <algorithm>
@@ -30,7 +30,7 @@ class Backward : Call {
     if (status == cudaSuccess) status = clear();
     if (status == cudaSuccess && ordered_) status = add_in_order();
     if (status == cudaSuccess && planes()) status = add_planes();
-    if (status != cudaSuccess || (planes() && channels_ == 1)) return status;  // the points' too
+    if (status != cudaSuccess || (planes() && channels_ == 1)) return status;  // grad_grid is done too
     if (tactic.vectors && (add_ || grad_grid.data)) {
       status = vectors();
       return status == cudaSuccess && ordered_ ? round() : status;
@@ -40,35 +40,35 @@ class Backward : Call {
   }
 
  private:
-  static constexpr int V = 16 / sizeof(T), kUsual = TAPS == 4 || TAPS == 8 ? kZeros : kAnyPadding;  // padding
+  static constexpr int V = 16 / sizeof(T), kUsual = TAPS == 4 || TAPS == 8 ? kZeros : kAnyPadding;  // usual padding
   static constexpr bool kPairs = TAPS == 4 || TAPS == 8;
   static constexpr bool kLists = TAPS == 4;
 
   bool planes() const { return tactic.sums == Sums::kPlane; }
   bool pairs() const { return tactic.sums == Sums::kPairs; }
-  int64_t size() const { return static_cast<int64_t>(channels_) * pixels_; }  // of an image
+  int64_t size() const { return static_cast<int64_t>(channels_) * pixels_; }  // elements of an image
   int64_t plane_sums() const { return pairs() ? 2 * (static_cast<int64_t>(pixels_) + pixels_ / s.size[0]) : pixels_; }
 
-  // Where there may be nothing to do blocks are few. Images whose sums the second cache does not hold together come one
-  // after the other.
+  // With lists there may be nothing left to do, so there are few blocks. Images whose sums do not fit into L2 together
+  // are worked on one after the other.
   dim3 blocks_of(int64_t work) const {
     if (!listed_) return dim3(limited(work));
     const unsigned some = input.numel() <= (1 << 23) ? std::max<unsigned>(1, few_ / images_) : few_;
     return dim3(std::min(limited(work), some), images_);
   }
 
-  // The gradient of points that list() has not written.
+  // grad_grid where list() does not write it; else absent.
   AnyFloat others() const { return AnyFloat(listed_ && !tactic.vectors ? Tensor{} : grad_grid); }
 
-  // Blocks for copies between layouts.
+  // Tiles of the copies between layouts.
   int64_t tiles() const {
     return ceil_div<int64_t>(pixels_, kTilePoints) * ceil_div(channels_, 8 * V) * batch_;
   }
 
-  // How many pixels of the image side by side can be read at once.
+  // How many adjacent pixels of the image one access can read.
   int copy_width() const { return pixel_width<T>(input.data, input.strides[0], input.strides[1]); }
 
-  // More threads for each point where there are few points, or many channels.
+  // log2 of the threads that share a point: more where there are few points, or many channels.
   int sharing() const {
     int shift = 0;
     while (shift < 5 && (2 << shift) <= channels_ &&
@@ -79,7 +79,7 @@ class Backward : Call {
     return shift;
   }
 
-  // Lists of points, and what pixels these make. With boxes, or without vectors, the gradient of the points too.
+  // Lists the points and writes the listed images. With boxes, or without vectors, it writes grad_grid too.
   cudaError_t list() {
     if constexpr (kLists) {
       const int64_t counters = lists_.counters(batch_);
@@ -94,7 +94,7 @@ class Backward : Call {
     return cudaErrorNotSupported;
   }
 
-  // Writes what pixels the listed points make, W channels at once.
+  // Writes the gradient of the listed images from their lists, W channels at once.
   template <int W>
   cudaError_t write_pixels() const {
     const bool pairs = s.size[0] % 2 == 0 && reinterpret_cast<uintptr_t>(output_) % (2 * sizeof(T)) == 0;
@@ -107,7 +107,7 @@ class Backward : Call {
                   channels_, chunk, pairs);
   }
 
-  // The gradient of points in images in NCHW that are not left.
+  // grad_grid of NCHW images that are not left.
   cudaError_t boxes() const {
     const int across = s.across.d, down = s.points / across;
     const int64_t image = input.strides[0], channel = input.strides[1];
@@ -120,7 +120,7 @@ class Backward : Call {
                   across, down, copied, unit_of(data, image, channel, pixels_), left_);
   }
 
-  // Sums of images that are left, if they are not cleared already.
+  // Clears the sums that the next kernels add to.
   cudaError_t clear() const {
     if (listed_) {
       return launch(zero_kernel, blocks_of(ceil_div<int64_t>(size(), 4 * kThreads)), kThreads, 0, stream, true, sums_,
@@ -142,7 +142,7 @@ class Backward : Call {
     return cudaGetLastError();
   }
 
-  // In shared memory; of images of one channel the gradient of the points too.
+  // Sums planes in shared memory; for images of one channel, it computes grad_grid too.
   cudaError_t add_planes() const {
     const Launch l = sampler::gradient::launch(problem, tactic, gpu);
     const int tile = l.shared_memory / static_cast<int>(sizeof(float));
@@ -151,7 +151,7 @@ class Backward : Call {
                           ceil_div(pixels_, tile));
   }
 
-  // Image and sums in channels-last; these back to (N, C, pixels).
+  // Works on image and sums in channels-last, then copies the sums to (N, C, pixels).
   cudaError_t vectors() const {
     const T* data = static_cast<const T*>(input.data);
     int64_t image = input.strides[0];
@@ -192,10 +192,10 @@ class Backward : Call {
                        : direct_kernel<T, TAPS, PADDING, U, SUMS>;
   }
 
-  // Any strides. Behind another kernel it may begin early: nothing else writes what it reads before it waits.
+  // Launches direct_kernel. early: overlaps the previous one, which writes nothing that this one reads before its wait.
   template <int SUMS>
   cudaError_t direct(float* sums, const AnyFloat& grad_grid, bool early) const {
-    const int channels = sums || grad_grid.data ? channels_ : 0;  // lists need none
+    const int channels = sums || grad_grid.data ? channels_ : 0;  // listing the points needs none
     const int shift = channels ? sharing() : 0, each = ceil_div(channels, 1 << shift);
     const auto kernel =
         s.padding == kUsual ? direct_kernel_of<SUMS, kUsual>(each) : direct_kernel_of<SUMS, kAnyPadding>(each);
@@ -208,7 +208,7 @@ class Backward : Call {
     float* const sums = add_ ? sums_ : nullptr;
     const bool early = short_chain_ || listed_ || planes();
     if constexpr (kPairs && sizeof(T) == 4) {
-      // One channel is sooner added up than handed on; with more threads for a point warps are not of neighbours.
+      // Handing sums on does not pay for one channel; with more threads per point, a warp has no adjacent points.
       if (add_ && !pairs() && (TAPS == 8 || channels_ > 1) && sharing() <= 3) {
         return direct<kNeighbourSums>(sums, others(), early);
       }
@@ -219,7 +219,7 @@ class Backward : Call {
     return direct<kPixelSums>(sums, others(), early);
   }
 
-  // Sums to the output, in its type.
+  // Converts the sums to the output's type and layout.
   cudaError_t round() const {
     const int64_t n = input.numel();
     if (pairs()) {
@@ -237,14 +237,14 @@ class Backward : Call {
   const int batch_ = static_cast<int>(input.sizes[0]), channels_ = static_cast<int>(input.sizes[1]);
   const int pixels_ = static_cast<int>(problem.pixels());
   const unsigned images_ = batch_ < 65535 ? batch_ : 65535;
-  const int few_ = 4 * gpu.multiprocessors;  // blocks, where most often there is nothing to do
-  // The image's gradient: in one order, or by atomics, what is listed apart.
+  const int few_ = 4 * gpu.multiprocessors;  // blocks of kernels that mostly have nothing to do
+  // The image's gradient is summed in a fixed order, or by atomics; lists also use atomics for the images left.
   const bool ordered_ = tactic.sums == Sums::kOrdered, add_ = tactic.adds(), listed_ = tactic.sums == Sums::kLists;
-  const bool short_chain_ = add_ && !tactic.vectors && input.numel() <= (1 << 20);  // of kernels that overlap
+  const bool short_chain_ = add_ && !tactic.vectors && input.numel() <= (1 << 20);  // short kernels, which overlap
   float* sums_;
-  T* copy_ = nullptr;  // of the image, in channels-last
+  T* copy_ = nullptr;  // the image in channels-last
   Lists lists_{sampler::gradient::lists_of(problem, tactic)};
-  Left left_;  // images for the kernels that follow
+  Left left_;  // the images that are left to the kernels after list()
 };
 
 template <class T>

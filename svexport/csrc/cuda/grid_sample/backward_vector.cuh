@@ -1,13 +1,13 @@
-// The gradient of sampling, image and sums in channels-last: 16 bytes of a point each.
+// The gradient of sampling with image and sums in channels-last: a thread has 16 bytes of a point's channels.
 #pragma once
 
 #include "grid_sample/backward.cuh"
 
 namespace svexport::backward {
 
-// Blocks of chunks of 256 >> shift points x images, (16 bytes << shift) of channels at a time; of nearest and bilinear
-// points with fewer blocks than chunks, and one row of them, all images' chunks one after the other. input:
-// (N, pixels, C) with C innermost, any strides else; sums: (N, pixels, C), contiguous, or null.
+// Grid: chunks of 256 >> shift points x images; (16 bytes << shift) of channels at a time. For nearest and bilinear
+// points, the grid may be one row of fewer blocks, which walk over the chunks of all images. input: (N, pixels, C), C
+// innermost, otherwise any strides; sums: (N, pixels, C), contiguous, or null.
 template <class T, int TAPS>
 __global__ void __launch_bounds__(kThreads, TAPS <= 4 ? 4 : 1)
     vector_kernel(Space s, Dense dense, const T* __restrict__ input, int64_t image, Gradient<T> grad,
@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(kThreads, TAPS <= 4 ? 4 : 1)
   start_next();
   wait_for_previous();
   const uint32_t chunks = (s.points + rows - 1) / static_cast<uint32_t>(rows);
-  uint32_t at = blockIdx.x;  // of the chunks of the images that are left
+  uint32_t at = blockIdx.x;  // this block's next chunk, counted from the first chunk of the current image
   for (int n = blockIdx.z; n < batch; n += gridDim.z) {
     if (!images(n)) continue;
     if (TAPS <= 4 && at >= chunks) {
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kThreads, TAPS <= 4 ? 4 : 1)
           __syncthreads();
         }
         if (p >= s.points) continue;
-        // Four channels of each lane at a time, so that lanes side by side add to memory side by side.
+        // Each lane takes four channels at a time, so that adjacent lanes add to adjacent memory.
         UNROLL for (int part = 0; part < V / 4; ++part) {
           const int in_block = (part * lanes + lane) * 4, c = block_channel + in_block;
           if (c >= channels) break;

@@ -1,5 +1,5 @@
-// A box of the pixels of each plane of an NCHW image in shared memory: points that lie close together gather there, and
-// not from L2, where every pixel costs a sector.
+// A box of pixels of each plane of an NCHW image, copied to shared memory. Points that lie close together gather from
+// there instead of from L2, where every pixel costs a sector.
 #pragma once
 
 #include <cuda_pipeline_primitives.h>
@@ -8,8 +8,8 @@
 
 namespace svexport {
 
-// Bytes of a channel of a box. Small and usual are those of points that have neighbouring pixels: there the compiler
-// knows the distance between channels. Beyond the largest, points scatter.
+// Bytes per channel of a box. Points whose pixels are neighbours need a small or usual box, whose size, the distance
+// between channels, is a constant for the compiler. If a box is larger than the largest, its points scatter.
 template <class T>
 constexpr int kSmallBox = 1024 * sizeof(T);
 template <class T>
@@ -17,28 +17,28 @@ constexpr int kUsualBox = 1536 * sizeof(T);
 template <class T>
 constexpr int kLargestBox = 4096 * sizeof(T);
 
-// The row of a tile that a thread of line 0 .. 15 takes: those of a warp lie four apart, in different banks.
+// The row of a tile that a thread of line 0 .. 15 takes: the rows of a warp lie four apart, in different banks.
 __device__ __forceinline__ int row_of_line(int line) { return (line & 8) | (line & 1) << 2 | (line >> 1 & 3); }
 
-// The unit of boxes of an NCHW image: images and planes of `pixels` so many elements apart.
+// Box::unit for an NCHW image. image, channel: strides in elements; pixels: elements of a plane.
 template <class T>
 int unit_of(const T* data, int64_t image, int64_t channel, int64_t pixels) {
   const uint64_t all = reinterpret_cast<uintptr_t>(data) | image * sizeof(T) | channel * sizeof(T) | pixels * sizeof(T);
   return all % 16 == 0 ? 16 : all % 4 == 0 ? 4 : 2;
 }
 
-// How the box lies in shared memory: rows at their distance in the plane if they are whole, else closer, so that
-// addresses on both sides agree in their last bits and `unit` bytes (16, 4 or 2) are copied at a time. Behind the
-// pixels of a channel come 16 bytes of zeros, for pixels outside of the image.
+// The layout of a box in shared memory. Whole rows keep their distance in the plane; other rows lie closer, such that
+// source and target addresses agree in their last bits and `unit` bytes (16, 4 or 2) can be copied at a time. The
+// pixels of a channel are followed by 16 bytes of zeros, which stand for pixels outside the image.
 struct Box {
   int start;   // bytes from the first pixel of the plane to that of the box
   int origin;  // bytes from the start of the channel in shared memory to where the first pixel of the plane would be
-  int plane_row, row, rows, length;  // bytes between rows of the plane and in shared memory, of a row
-  int chunks;                        // of a row, at most
-  int bytes;                         // of a channel, or more
+  int plane_row, row, rows, length;  // bytes between rows of the plane and in shared memory; rows; bytes of a row
+  int chunks;                        // of `unit` bytes per row, at most
+  int bytes;                         // from channel to channel
   int unit;
 
-  // Columns left .. right and rows top .. bottom; left > right: none.
+  // Holds columns left .. right and rows top .. bottom of the image; left > right: no pixel is needed.
   __device__ __forceinline__ Box(int left, int top, int right, int bottom, int width, int item, int unit)
       : plane_row(width * item), unit(unit) {
     const auto up = [unit](int x) { return (x + unit - 1) & -unit; };
@@ -62,13 +62,13 @@ struct Box {
 
   __device__ __forceinline__ int zeros() const { return bytes - 16; }
 
-  // To a distance between channels that the compiler knows, if there is one that is large enough.
+  // Rounds the distance between channels up to one that the compiler knows, if one is large enough.
   template <class T>
   __device__ __forceinline__ void widen() {
     bytes = bytes <= kSmallBox<T> ? kSmallBox<T> : max(bytes, kUsualBox<T>);
   }
 
-  // Writes the zeros of so many channels; the Threads of a block together.
+  // Writes the zeros of `channels` channels; all Threads of a block take part.
   template <int Threads>
   __device__ __forceinline__ void clear(char* shared, int channels) const {
     for (int i = threadIdx.x; i < channels; i += Threads) {
@@ -76,7 +76,7 @@ struct Box {
     }
   }
 
-  // Chunk i of a channel, in the plane and in shared memory; false: there is no such.
+  // Byte offsets of chunk i of a channel in the plane (from) and in shared memory (to). False: there is no chunk i.
   __device__ __forceinline__ bool chunk(int i, int& from, int& to) const {
     const int r = i / chunks, in_plane = start + r * plane_row, at = (i - r * chunks) * unit;
     from = (in_plane & -unit) + at;
@@ -85,7 +85,7 @@ struct Box {
   }
 };
 
-// What a thread copies of a box: a chunk of every `step`th channel from `first` on, and of large boxes more chunks.
+// A thread's share of the copying: one chunk of every `step`th channel from `first` on; in large boxes, more chunks.
 struct Share {
   int index, slots, first, step, from, to;
   bool any;
@@ -99,7 +99,7 @@ struct Share {
     any = box.chunk(index, from, to);
   }
 
-  // Starts to copy `count` channels, `channel` bytes apart, or none; all threads of a block together.
+  // Starts to copy `count` channels (maybe none), which lie `channel` bytes apart; all threads of a block take part.
   __device__ __forceinline__ void copy(const Box& box, char* shared, const char* plane, int64_t channel,
                                        int count) const {
     bool there = any && first < count;
@@ -132,7 +132,7 @@ struct Share {
   }
 };
 
-// The columns and rows that the points of a block need, in shared memory: left, top, -right, -bottom.
+// Finds the columns and rows that the points of a block need. edges, in shared memory: left, top, -right, -bottom.
 template <int TAPS, int POINTS>
 __device__ __forceinline__ void bounds(const Point<TAPS> (&points)[POINTS], const bool (&valid)[POINTS],
                                        int (&edges)[4]) {

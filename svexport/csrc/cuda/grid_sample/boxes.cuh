@@ -1,4 +1,4 @@
-// Sampling in NCHW of many points: the pixels of a tile of them in shared memory, or a copy in channels-last.
+// Sampling in NCHW of many points: from boxes of pixels in shared memory, or from a channels-last copy (kBoxes).
 #pragma once
 
 #include "grid_sample/box.cuh"
@@ -7,11 +7,11 @@
 
 namespace svexport::forward {
 
-// As the planner divides the points.
+// The planner's division of the points into tiles, for the kernel.
 struct Tiles {
   int across, down, half, height, count_down;
   Divider count_across;
-  bool pairs;  // two halves, neighbours, can be stored at once
+  bool pairs;  // half types: two adjacent results can be stored at once
 
   explicit Tiles(const sampler::BoxTiles& t)
       : across(static_cast<int>(t.across)),
@@ -22,16 +22,16 @@ struct Tiles {
         count_across(t.count_across()) {}
 };
 
-constexpr int kStages = 3;  // parts of the shared memory of a block: one is used, the others are on their way
+constexpr int kStages = 3;  // stages of the pipeline in shared memory: one is read while the others are filled
 
-// Blocks of tiles x `chunk` channels x images, as many channels at a time as fit into a part of `memory`. scattered:
-// (N, tiles), set where the box is too large, and nothing computed.
+// Grid: tiles x chunks of `chunk` channels x images. A stage holds as many channels as fit into its part of `memory`
+// bytes. scattered: (N, tiles), set for a tile whose box is too large; its results are not computed.
 template <class T>
 __global__ void __launch_bounds__(kThreads, 4)
     box_kernel(Space s, const T* __restrict__ input, int64_t image, int64_t channel, Output<T> output, Tiles tiles,
                int batch, int channels, int chunk, int memory, int unit, bool* __restrict__ scattered) {
   constexpr int TAPS = 4, POINTS = 2, ITEM = sizeof(T);
-  constexpr bool kBeside = ITEM == 2;  // the points of a thread: side by side, or half a tile apart
+  constexpr bool kBeside = ITEM == 2;  // the two points of a thread are adjacent; else they are half a tile apart
   extern __shared__ uint4 pixels_of_block[];
   __shared__ int edges[4];
   start_next();
@@ -120,9 +120,9 @@ __global__ void __launch_bounds__(kThreads, 4)
   }
 }
 
-// The images that have scattered points; says which these are. Blocks of whatever x images.
+// Calls f for the images that have a scattered tile, and records them in `images`. Grid: any number x images.
 struct Scattered {
-  const bool* tiles;  // (N, count)
+  const bool* tiles;  // (N, count): whether the points of a tile scatter
   int count;
   bool* images;  // (N)
 

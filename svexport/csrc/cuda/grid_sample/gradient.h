@@ -1,5 +1,4 @@
-// The gradients of grid_sample and bilinear_sample: what is asked, the ways to compute them, which is the cheapest. Host C++,
-// no CUDA.
+// The planner of grid_sample's and bilinear_sample's gradients: problem, tactics, cost function. Host C++, no CUDA.
 #pragma once
 
 #include <algorithm>
@@ -14,10 +13,10 @@ struct Problem : sampler::Problem {
   static constexpr const char* kOp = "grid_sample_backward";
   using Figures = gradient::Figures;
   int32_t volume = 0;     // whether images have depth
-  int32_t input = 1, grid = 1;  // whether these gradients are wanted
-  int32_t deterministic = 0;    // whether sums have to be in one order
-  int32_t last = 0;  // whether the channels of a pixel lie one behind the other, at multiples of 16 bytes
-                     // dense: whether the pixels of a channel lie one behind the other, also in volumes
+  int32_t input = 1, grid = 1;  // whether the gradients of these are wanted
+  int32_t deterministic = 0;    // whether sums must be added in a fixed order
+  int32_t last = 0;  // whether the channels of a pixel are contiguous and begin at multiples of 16 bytes
+                     // (here `dense` says whether the pixels of a channel are contiguous, also in volumes)
   int32_t near = 1;  // whether a channel of the output's gradient is less than 2^32 bytes
 
   int64_t elements() const { return images * channels * pixels(); }
@@ -35,21 +34,21 @@ struct Problem : sampler::Problem {
   }
 };
 
-constexpr int kPlaneThreads = 512, kPlanePixels = 28000;  // two blocks in the shared memory of a large multiprocessor
-constexpr int kTileAcross = 32, kTileDown = 16;  // points of a tile of boxes
+constexpr int kPlaneThreads = 512, kPlanePixels = 28000;  // shared memory of a large multiprocessor holds two blocks
+constexpr int kTileAcross = 32, kTileDown = 16;  // points of a tile of the box kernel
 
-// How the gradient of the image is added up. kNone: it is not wanted. kOrdered: by a thread for each channel, one point
-// after the other. kPlane: by a block for a channel, or a part of it, in shared memory. kPixels: by atomics. kPairs: by
-// atomics on pairs of pixels side by side, added up afterwards. kLists: points are listed by tiles of pixels, and each
-// pixel is written once; what scatters too far for that by atomics.
+// How the gradient of the image is summed. kNone: it is not wanted. kOrdered: a thread per channel adds one point after
+// the other. kPlane: a block sums a channel, or a part of it, in shared memory. kPixels: atomics. kPairs: atomics on
+// pairs of adjacent pixels, which are merged afterwards. kLists: points are listed by tile of pixels and each pixel is
+// written once; images whose points scatter too far are left to atomics.
 enum class Sums : int32_t { kNone, kOrdered, kPlane, kPixels, kPairs, kLists };
 constexpr const char* kSumsNames[] = {"none", "ordered", "plane", "pixels", "pairs", "lists"};
 inline const char* name_of(Sums e) { return kSumsNames[static_cast<int>(e)]; }
 
 struct Tactic {
   Sums sums = Sums::kPixels;
-  bool vectors = false;  // image and sums in channels-last, 16 bytes of a point a thread; else a thread for a point
-  bool boxes = false;    // the gradient of listed points from pixels in shared memory
+  bool vectors = false;  // image and sums in channels-last, 16 bytes of a point per thread; else a thread per point
+  bool boxes = false;    // the grid's gradient of listed images comes from pixels in shared memory
 
   int32_t id() const { return 1 + static_cast<int32_t>(sums) + 8 * vectors + 16 * boxes; }
   bool adds() const { return sums == Sums::kPixels || sums == Sums::kPairs || sums == Sums::kLists; }
@@ -58,26 +57,26 @@ struct Tactic {
 };
 
 struct Figures {
-  float launch[1];  // microseconds of a kernel beside its work
-  float other[1];   // time over that of moving all that has to be moved for each part of a tactic that is not the one that
-                    // was measured to be the fastest for such sizes; how far apart they are is not fitted
+  float launch[1];  // fixed cost of a kernel, in microseconds
+  float other[1];   // penalty for each part of a tactic that differs from the one measured to be the fastest for such
+                    // sizes, as a multiple of the time to move all bytes; the distances are not fitted
 
   SVEXPORT_EACH(launch, other)
 };
 
-// The lists of bilinear points of each tile of 1 << log_width x 1 << log_height pixels.
+// Sizes of the lists of bilinear points, one list per tile of 1 << log_width x 1 << log_height pixels.
 struct ListSizes {
-  int height;  // of an image
+  int height;  // rows of an image
   int across, tiles, log_width, log_height;
-  int length;  // of a list, at most
-  int most;    // runs of an image whose points lie close together
+  int length;  // capacity of a list
+  int most;    // most runs of an image whose points still count as close together
 
   static constexpr int kFull = 1 << 30, kApart = 32;
 
-  // scattered: lists will do for points that lie far apart, too.
+  // scattered: use lists also where points lie far apart.
   ListSizes(const Problem& p, bool scattered) : height(static_cast<int>(p.pixels() / p.width)) {
     const int64_t pixels = p.width * height;
-    int log = 9;  // of the pixels of a tile: 512 points at most where they lie evenly, of large tiles 340
+    int log = 9;  // log2 of the pixels of a tile: evenly spread, at most 512 points per tile, 340 per large tile
     for (int64_t n = p.points; log > 7 && n > pixels; n /= 2) --log;
     for (int64_t n = 2 * p.points; log < 12 && (log < 10 ? n : n + n / 2) <= pixels; n *= 2) ++log;
     log_width = log == 7 ? 5 : 6;
@@ -92,24 +91,24 @@ struct ListSizes {
   int64_t bytes(int64_t batch) const { return (counters(batch) + batch * tiles * length) * 4; }
 };
 
-// With vectors, what scatters is sooner added up by atomics, unless channels are few.
+// With vectors, atomics are faster for points that scatter, unless there are few channels.
 inline ListSizes lists_of(const Problem& p, const Tactic& t) { return ListSizes(p, !t.vectors || p.channels <= 4); }
 
-// Pixels that a block of plane_kernel has: few planes are divided among more blocks.
+// Pixels per block of plane_kernel. If there are few planes, each is divided among several blocks.
 inline int64_t plane_tile(const Problem& p, const Gpu& gpu) {
   const int64_t apart = ceil_of(gpu.multiprocessors, p.images * p.channels);
   const int64_t share = std::max<int64_t>(ceil_of(p.pixels(), apart), 1 << 11);
   return std::min({p.pixels(), share, int64_t{kPlanePixels}, int64_t{gpu.shared_memory / 2 - 512} / 4});
 }
 
-// Whether there are so many tiles of points that boxes fill the device; by measurement fewer do in float32.
+// Whether there are enough tiles of points for the box kernel to fill the device; as measured, float32 needs fewer.
 inline bool many_tiles(const Problem& p, int64_t item, const Gpu& gpu) {
   const int64_t down = p.points / std::max<int64_t>(1, p.across);
   return p.across >= 16 && ceil_of(p.across, kTileAcross) * ceil_of(down, kTileDown) * p.images >=
                                8 / item * gpu.multiprocessors;
 }
 
-// Bytes of scratch memory, in this order.
+// The parts of the scratch memory, in this order, in bytes.
 struct Workspace {
   int64_t sums = 0, lists = 0, copy = 0;
 
@@ -128,7 +127,7 @@ struct Workspace {
   int64_t all() const { return sums + lists + copy; }
 };
 
-// Of plane_kernel; else of the one that has the gradient of the points.
+// The launch of plane_kernel, or of the kernel that computes the grid's gradient.
 inline Launch launch(const Problem& p, const Tactic& t, const Gpu& gpu) {
   Launch l;
   l.block[0] = t.sums == Sums::kPlane ? kPlaneThreads : kThreads;
@@ -148,7 +147,7 @@ inline bool valid(const Problem& p, const Tactic& t) {
   const bool bilinear = p.taps == 4 && !p.volume;
   if ((t.sums == Sums::kNone) != !p.input) return false;
   if (p.input && (t.sums == Sums::kOrdered) != (p.deterministic != 0)) return false;
-  // A copy in channels-last is not worth it for the points' gradient alone.
+  // A channels-last copy is not worth it for the grid's gradient alone.
   if (t.vectors && (t.sums == Sums::kPlane || (t.sums == Sums::kNone && !p.last))) return false;
   if (t.vectors && (p.channels % p.vector() || p.pixels() * p.channels >= INT32_MAX || !(p.last || p.dense))) return false;
   switch (t.sums) {
@@ -157,7 +156,7 @@ inline bool valid(const Problem& p, const Tactic& t) {
       break;
     case Sums::kPairs:
       if ((p.taps != 4 && p.taps != 8) || t.vectors) return false;
-      if (p.elements() > (1 << 28)) return false;  // threads of the last kernel, one for each
+      if (p.elements() > (1 << 28)) return false;  // the last kernel has a thread per element
       break;
     case Sums::kLists:
       if (!bilinear || !p.near || p.points >= ListSizes::kFull) return false;
@@ -167,9 +166,9 @@ inline bool valid(const Problem& p, const Tactic& t) {
   return !t.boxes || (t.sums == Sums::kLists && t.vectors && !p.last && p.dense && p.grid);
 }
 
-// Whether planes in shared memory take less time than sums by atomics, which have to be cleared before and, of half types,
-// rounded after; both as measured, in microseconds on 132 multiprocessors. The points' gradient is by a kernel of its own
-// where there is more than one channel.
+// Whether planes in shared memory take less time than atomics, whose sums have to be cleared before and, for half
+// types, rounded after. Both times are as measured, in microseconds on 132 multiprocessors. With more than one channel,
+// a separate kernel computes the grid's gradient.
 inline bool few_points(const Problem& p, int taps, const Gpu& gpu) {
   const int64_t tile = plane_tile(p, gpu), blocks = p.images * p.channels * ceil_of(p.pixels(), tile);
   if (4 * p.points * ceil_of(p.pixels(), kPlanePixels) > p.pixels()) return false;
@@ -180,19 +179,19 @@ inline bool few_points(const Problem& p, int taps, const Gpu& gpu) {
          2 + 2e-5 * sums + (p.item_size == 2 ? 2 + 2.3e-6 * all : 0);
 }
 
-// What was measured to be the fastest on an H200.
+// The tactic that was measured to be the fastest on an H200.
 inline Tactic fastest(const Problem& p, const Gpu& gpu) {
   Tactic t;
   const bool half = p.item_size == 2;
   const int64_t pixels = p.pixels(), points = p.points, results = p.results();
-  const bool large = results >= (1 << 19);  // worth three or four kernels
+  const bool large = results >= (1 << 19);  // large enough to pay for three or four kernels
   const bool dense = p.dense && 2 * points >= pixels;
-  // Many points add to each pixel.
+  // Whether many points add to each pixel.
   const bool crowded = points >= 4 * pixels && results >= (1 << 17);
   t.vectors = !p.input                  ? p.last && p.channels > 4
               : large && p.channels > 4 ? p.last || dense
                                         : crowded && (p.last || p.dense);
-  // Nearest points add once and read nothing.
+  // A nearest point adds once and reads nothing.
   if (p.taps == 1) t.vectors = t.vectors && (points > 2 * pixels || (half && p.channels >= 16));
   t.vectors = t.vectors && valid(p, {!p.input ? Sums::kNone : p.deterministic ? Sums::kOrdered : Sums::kPixels, true});
   if (!p.input || p.deterministic) {
@@ -203,14 +202,14 @@ inline Tactic fastest(const Problem& p, const Gpu& gpu) {
     t.sums = Sums::kPlane, t.vectors = false;
     return t;
   }
-  // In half types sums of pixels to which hardly a point is added cost five times what the pixels do.
+  // Half types: sums of pixels that hardly any point adds to cost five times what the pixels cost.
   const bool sparse = half && pixels >= 3 * points && pixels <= 256 * points;
   bool listed = points <= 4 * pixels &&
                 (sparse ? p.elements() >= (1 << 21)
                         : pixels <= 32 * points && large && (results >= (1 << 23) || p.elements() >= (1 << 22)));
-  // Of one channel what lists cost is more than the atomics that they save.
+  // With one channel, the lists cost more than the atomics that they save.
   listed = listed && !(half && p.channels == 1 && !sparse);
-  // Where few channels are enlarged, neighbours add to the same pixels.
+  // Where few channels are enlarged, adjacent points add to the same pixels.
   listed = listed && !(!half && p.channels <= 4 && 2 * points >= 5 * pixels);
   listed = listed && valid(p, {Sums::kLists, t.vectors});
   const bool few = half ? 2 * points >= pixels && p.elements() <= (1 << 21) : crowded && p.elements() <= (1 << 20);

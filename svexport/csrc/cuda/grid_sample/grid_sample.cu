@@ -15,7 +15,7 @@ using sampler::Kernel;
 using sampler::Problem;
 using sampler::Tactic;
 
-// Calls f with the pixels of a point, and with padding: of four pixels kernels know the usual two ways when compiled.
+// Calls f with TAPS and PADDING as constants. Kernels of four taps are compiled for the two usual paddings and for any.
 template <class F>
 auto with_sampling(const Problem& problem, const Space& s, F&& f) {
   return with_taps(problem.taps, [&](auto taps) {
@@ -42,7 +42,7 @@ cudaError_t run_points(const Call<T>& call) {
                   Divider(call.s.points), true);
 }
 
-// Of channels-last images at `from`; only: those that are marked.
+// Samples the channels-last images at `from`; with `only`, those that it marks.
 template <class T>
 cudaError_t run_vectors(const Call<T>& call, const Space& s, const T* from, int64_t image, const Tactic& t,
                         const bool* only) {
@@ -71,7 +71,7 @@ cudaError_t run_narrow(const Call<T>& call) {
                   tactic.chunk, log_tile, sampler::narrow_pitch(call.problem, tactic));
 }
 
-// Gathers from boxes; where points scatter, from a copy in channels-last.
+// Gathers from boxes; for images whose points scatter, from a channels-last copy.
 template <class T>
 cudaError_t run_boxes(const Call<T>& call) {
   const Problem& problem = call.problem;
@@ -114,7 +114,7 @@ cudaError_t run(const Call<T>& call) {
   }
 }
 
-// mask: (N, points) of the type of input, or absent.
+// mask: (N, points), of input's type, or absent.
 cudaError_t sample(const Tensor& input, const Tensor& grid, const Tensor& output, const Tensor& mask,
                    const Sampling& sampling, int32_t forced, cudaStream_t stream, void* workspace) {
   Space s(grid);

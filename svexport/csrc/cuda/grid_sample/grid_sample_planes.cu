@@ -1,4 +1,4 @@
-// Sampling in NCHW, bilinear, of a dense grid in float32 or of the type of the image: a thread per point, or for two.
+// Bilinear sampling in NCHW at a dense grid of float32 or of the image's type: a thread computes one point or two.
 #include <cuda_pipeline_primitives.h>
 
 #include "grid_sample/run.cuh"
@@ -6,10 +6,10 @@
 namespace svexport::forward {
 namespace {
 
-// POINTS side by side, from their coordinates.
+// The 2 x 2 pixels and weights of POINTS adjacent points.
 template <int POINTS>
 struct Cells {
-  int x[POINTS], y[POINTS];  // the first pixel
+  int x[POINTS], y[POINTS];  // the upper left pixel
   bool inside[POINTS][2][2];
   float weight[POINTS][2][2];
 
@@ -30,7 +30,7 @@ struct Cells {
   }
 };
 
-// The results of `count` channels from memory, TOGETHER of them at a time.
+// Computes `count` channels from global memory, TOGETHER of them at a time.
 template <int TOGETHER, int POINTS, class T>
 __device__ __forceinline__ void gather(const Space& s, const Cells<POINTS>& cells, const T* plane, int64_t channel,
                                        T* target, int64_t target_channel, int count) {
@@ -53,7 +53,7 @@ __device__ __forceinline__ void gather(const Space& s, const Cells<POINTS>& cell
   }
 }
 
-// The same, one row of pixels after the other.
+// The same, but it loads one row of pixels after the other.
 template <int POINTS, class T>
 __device__ __forceinline__ void gather_by_rows(const Space& s, const Cells<POINTS>& cells, const T* plane,
                                                int64_t channel, T* target, int64_t target_channel, int count) {
@@ -81,7 +81,7 @@ __device__ __forceinline__ void gather_by_rows(const Space& s, const Cells<POINT
   }
 }
 
-// Blocks of points x chunks of channels x images; POINTS side by side of a thread.
+// Grid: points x chunks of channels x images; a thread computes POINTS adjacent points.
 template <class T, class G, int PADDING, int POINTS>
 __global__ void __launch_bounds__(1024)
     planes_kernel(Space s, const T* __restrict__ input, int64_t image, int64_t channel, Output<T> output, int channels,
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(1024)
   }
 }
 
-// Coordinates from the `at`th on, in float32 or in the type of the image; 0 where there are none.
+// N coordinates from element `at` of the grid on, stored as float32 or as T; 0 if not `there`.
 template <int N, class T>
 __device__ __forceinline__ Vec<float, N> coordinates_at(const AnyFloat& grid, int64_t at, bool there) {
   if (sizeof(T) == 4 || grid.dtype == DType::kFloat32) {
@@ -119,11 +119,11 @@ __device__ __forceinline__ Vec<float, N> coordinates_at(const AnyFloat& grid, in
   return result;
 }
 
-// How sampled_kernel divides its work: what is done one after the other, and what a block does of it.
+// How sampled_kernel divides its work among blocks, and within a block.
 struct Work : sampler::Shares {
   int batch;
-  float tilted = 0.1f;  // rows between points side by side from which on a warp reads as few rows as it can
-  Divider rows;         // of a plane in shared memory
+  float tilted = 0.1f;  // distance in rows between adjacent points from which a warp reads as few rows as it can
+  Divider rows;         // divides by the rows of a plane in shared memory
 
   Work(const sampler::Problem& p, int points, const Gpu& gpu)
       : Shares(p, gpu), batch(static_cast<int>(p.images)), rows(copied) {
@@ -134,8 +134,8 @@ struct Work : sampler::Shares {
 using sampler::kSampledThreads;
 constexpr int kSamples = 256;
 
-// Points that lie close together gather from memory, far apart from whole planes in shared memory, POINTS side by side
-// of a thread. Which they are all blocks find out alike, from a sample. As many blocks as there are multiprocessors.
+// Gathers points that lie close together from global memory, and points far apart from planes in shared memory. All
+// blocks decide alike, from the same sample. A thread has POINTS adjacent points; there is a block per multiprocessor.
 template <class T, int PADDING, int POINTS>
 __global__ void __launch_bounds__(kSampledThreads)
     sampled_kernel(Space s, const T* __restrict__ input, int64_t image, int64_t channel, Output<T> output, int channels,
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(kSampledThreads)
     const auto a = coordinates_at<2, T>(s.grid, 2 * at, two), b = coordinates_at<2, T>(s.grid, 2 * at + 2, two);
     const float rows = fabsf(a.at[1] - b.at[1]) * (padding == kPixels ? 1.0f : s.slope[1]);
     tilted = rows > work.tilted;
-    const float spread = threadIdx.x * 0.618034f;  // to all between 0 and 2: twice those that are far is the mean
+    const float spread = threadIdx.x * 0.618034f;  // its fraction is uniform: twice the share of `far` is the mean
     far = rows > 2 * (spread - floorf(spread));
   }
   const auto read = [&](int n, int p, auto points) {
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(kSampledThreads)
   if (2 * __syncthreads_count(far) <= work.far * kSamples) {
     if (POINTS > 1 && 2 * __syncthreads_count(tilted) <= kSamples) {
       from_memory(Int<POINTS>());
-    } else {  // then a warp reads as few rows as it can
+    } else {  // so that a warp reads as few rows as it can
       from_memory(Int<1>());
     }
     return;
@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(kSampledThreads)
     const int rest = i / work.parts, of_image = work.groups * work.bands, n = rest / of_image;
     const int band = (rest - n * of_image) / work.groups, begin = (rest - n * of_image) % work.groups * work.group;
     const int top = band * work.band, low = band == 0 ? INT32_MIN : top;
-    const int high = band == work.bands - 1 ? INT32_MAX : top + work.band - 1;  // INT32_MAX: infinity too
+    const int high = band == work.bands - 1 ? INT32_MAX : top + work.band - 1;  // INT32_MAX: includes infinity
     const int first = (i - rest * work.parts) * work.part, last = min(first + work.part, s.points);
     const int count = min(work.group, channels - begin);
     const char* source = reinterpret_cast<const char*>(input + n * image + begin * channel);

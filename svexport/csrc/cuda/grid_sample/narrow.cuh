@@ -1,4 +1,4 @@
-// Sampling in channels-last of any number of channels: lanes side by side read W channels each.
+// Sampling in channels-last with any number of channels: adjacent lanes read W channels each.
 #pragma once
 
 #include "grid_sample/output.cuh"
@@ -7,8 +7,8 @@ namespace svexport::forward {
 
 constexpr int kParts = sampler::kNarrowParts;
 
-// Blocks of points x chunks of channels x images; 1 << shift lanes for each point. The results go by way of a tile in
-// shared memory, channels `pitch` apart.
+// Grid: points x chunks of channels x images; 1 << shift lanes share a point. The results go through a tile in shared
+// memory, in which channels are `pitch` elements apart.
 template <class T, int TAPS, int W>
 __global__ void __launch_bounds__(kThreads)
     narrow_kernel(Space s, const T* __restrict__ input, int64_t image, Output<T> output, int batch, int channels,

@@ -1,4 +1,4 @@
-// Sampling: where the results go.
+// The output of the sampling kernels.
 #pragma once
 
 #include "grid_sample/sampling.cuh"
@@ -8,7 +8,7 @@ namespace svexport::forward {
 
 using sampler::kThreads;
 
-// Where the results go: image n, channel c, point p at n * image + c * channel + p * point.
+// The result of image n, channel c and point p is at n * image + c * channel + p * point.
 template <class T>
 struct Output {
   T* data;

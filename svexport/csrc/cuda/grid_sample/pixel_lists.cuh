@@ -1,5 +1,5 @@
-// The gradient of an image whose every pixel is written once, by the block that owns it: points are listed by tiles of
-// pixels, and within a tile by pixel. Nothing is cleared or rounded before or after.
+// The gradient of the image with every pixel written once, by the block that owns it. Points are listed by tile of
+// pixels, and within a tile by pixel. No sums have to be cleared before or rounded after.
 #pragma once
 
 #include "grid_sample/gradient.h"
@@ -8,7 +8,7 @@
 
 namespace svexport {
 
-// The gradient of the output: image n, channel c, point p at n * image + c * channel + p * point.
+// The gradient of the output: image n, channel c, point p is at n * image + c * channel + p * point.
 template <class T>
 struct Gradient {
   const T* data;
@@ -17,10 +17,10 @@ struct Gradient {
 
 constexpr int kOwnerThreads = 256;
 
-// The bilinear points of each tile of pixels.
+// The lists of the bilinear points of each tile of pixels.
 struct Lists : sampler::gradient::ListSizes {
-  int* counts;  // (N, tiles, kApart): points that have pixels in a tile, one number in each line of the cache
-  int* runs;    // (N): how often points that follow each other are in different tiles; kFull: a list was too short
+  int* counts;  // (N, tiles, kApart): points that have pixels in a tile; one counter per cache line
+  int* runs;    // (N): how often consecutive points lie in different tiles; kFull set: a list was too short
   int* points;  // (N, tiles, length)
 
   explicit Lists(const ListSizes& sizes) : ListSizes(sizes) {}
@@ -32,15 +32,15 @@ struct Lists : sampler::gradient::ListSizes {
   }
 };
 
-// Images that are left for other kernels: all, or those whose lists cannot be, or should not be, used.
+// Images that other kernels have to compute: all, or those whose lists overflowed or whose points scatter.
 struct Left {
   const int* runs = nullptr;
   int most = 0;
 
   __device__ __forceinline__ bool operator()(int n) const { return runs == nullptr || runs[n] > most; }
 
-  // Lets the next kernel begin, waits for the one before, and calls f(first image, images) for those that are left;
-  // blocks of whatever x images.
+  // Lets the next kernel begin, waits for the previous one, and calls f(first image, count) for the images that are
+  // left. Grid: any number x images.
   template <class F>
   __device__ __forceinline__ void each(int batch, F&& f) const {
     start_next();
@@ -55,7 +55,7 @@ struct Left {
   }
 };
 
-// Lists a point for every thread of a block, or none.
+// Lists each thread's point p in the tiles of its pixels; p >= s.points: no point. All threads of a block must call it.
 __device__ __forceinline__ void list(const Space& s, const Lists& lists, int n, int p, const Point<4>& point) {
   constexpr int K = 2, TAPS = 4;
   int column[K], row[K], firsts = 0;
@@ -91,7 +91,7 @@ __device__ __forceinline__ void list(const Space& s, const Lists& lists, int n, 
   if (threadIdx.x == 0) atomicAdd(lists.runs + n, all);
 }
 
-// A point that a pixel is one of: its weight, where its values are, and the next such.
+// An entry of a pixel's list: its weight in a point, the index of the point's values, and the index of the next entry.
 struct alignas(8) Link {
   static constexpr int kNone = 0xffff;
   float weight;
@@ -104,8 +104,8 @@ size_t owner_memory(const Lists& lists) {
          (sizeof(int) << (lists.log_width + lists.log_height));
 }
 
-// Blocks of tiles x chunks of channels x images, W channels at a time. output: (N, C, pixels), contiguous; pairs: two
-// pixels can be stored at once. The gradient of a channel is less than 2^32 bytes.
+// Grid: tiles x chunks of channels x images; W channels at a time. output: (N, C, pixels), contiguous. pairs: two
+// pixels can be stored at once. A channel of the output's gradient must be less than 2^32 bytes.
 template <class T, int W>
 __global__ void __launch_bounds__(kOwnerThreads, W == 8 ? 3 : 4)
     owner_kernel(Space s, Lists lists, Gradient<T> grad, T* __restrict__ output, int batch, int channels, int chunk,
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(kOwnerThreads, W == 8 ? 3 : 4)
   extern __shared__ uint4 memory_of_block[];
   const int length = lists.length;
   Link* links = reinterpret_cast<Link*>(memory_of_block);                  // (TAPS, length)
-  Vec<T, W>* values = reinterpret_cast<Vec<T, W>*>(links + TAPS * length);  // (length + 8), first the even ones
+  Vec<T, W>* values = reinterpret_cast<Vec<T, W>*>(links + TAPS * length);  // (length + 8), those of even points first
   int* heads = reinterpret_cast<int*>(values + length + 8);             // (height, width)
   const auto value_of = [&](int i) { return (i & 1) * (length / 2 + 4) + (i >> 1); };
   start_next();
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(kOwnerThreads, W == 8 ? 3 : 4)
       }
     }
     Vec<T, W> next[SHARE];
-    const auto fetch = [&](int c) {  // threads without a point read that of point 0
+    const auto fetch = [&](int c) {  // threads without a point read offset 0
       UNROLL for (int u = 0; u < SHARE; ++u) {
         if (u * kOwnerThreads >= count) break;
         const char* source = reinterpret_cast<const char*>(grad.data + n * grad.image + c * grad.channel);

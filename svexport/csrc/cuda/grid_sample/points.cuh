@@ -1,12 +1,12 @@
-// Sampling of images of any strides and types: a thread for a few channels of a point.
+// Sampling of images of any strides and types: a thread computes a few channels of a point.
 #pragma once
 
 #include "grid_sample/output.cuh"
 
 namespace svexport::forward {
 
-// An image of a float type, or of int8, of which a step is worth `scale`. Channels lie in blocks of 1 << shift neighbours:
-// 32 in CHW32, 4 in CHW4, else one.
+// An image of a float type, or of int8, one step of which is worth `scale`. Adjacent channels lie in blocks of
+// 1 << shift: 32 in CHW32, 4 in CHW4, else 1.
 template <class F>
 struct Image {
   const F* data;
@@ -19,19 +19,19 @@ struct Image {
   }
 };
 
-// Groups of channels that a thread has under way: of single ones several.
+// Reads of W channels that a thread keeps in flight: several if W is 1.
 template <int TAPS, int W>
 constexpr int kGroups = W > 1 ? 1 : TAPS == 1 ? 8 : TAPS == 4 ? 4 : TAPS == 8 ? 2 : 1;
 
-// Blocks of (points x chunks of channels) x images; W channels, neighbours, are read at once, by 1 << shift lanes side by
-// side those next to them, so that a sector is asked for once. `inner` is the number of what lanes differ in then: points
-// where these are neighbours in the output, else chunks. Each thread finds its own pixels, and nothing waits for another.
+// Grid: (points x chunks of channels) x images. A lane reads W adjacent channels at once, and 1 << shift adjacent lanes
+// read the next ones, so that a sector is requested once. `inner` counts what varies fastest from there: points if they
+// are adjacent in the output, else chunks. Threads locate their own pixels and never wait for each other.
 template <class F, class T, int TAPS, int PADDING, int W, int GROUPS = kGroups<TAPS, W>>
 __global__ void __launch_bounds__(kThreads, W == 1 || sizeof(F) == 1 ? 1 : TAPS <= 4 ? 4 : TAPS == 8 ? 2 : 1)
     points_kernel(Space s, Image<F> image, Output<T> output, int batch, int channels, int chunk, int shift, Divider inner,
                   bool points_inside) {
   constexpr bool CODES = sizeof(F) == 1, INTEGERS = kIntegers<F, T, W> && TAPS >= 4;
-  constexpr int AT_ONCE = W == 1 && !CODES ? TAPS : TAPS < 4 ? TAPS : 4;  // loads of a group
+  constexpr int AT_ONCE = W == 1 && !CODES ? TAPS : TAPS < 4 ? TAPS : 4;  // loads in flight per group
   constexpr int V = W < 16 / static_cast<int>(sizeof(T)) ? W : 16 / sizeof(T);
   const uint32_t thread = blockIdx.x * kThreads + threadIdx.x;
   uint32_t outer = thread >> shift;
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kThreads, W == 1 || sizeof(F) == 1 ? 1 : TAPS 
     const bool together = output.channel == 1 && reinterpret_cast<uintptr_t>(target) % sizeof(Vec<T, V>) == 0;
     const F* source = image.at(n, begin);
     CodeWeights integers[INTEGERS ? TAPS / 4 : 1];
-    const float factor = fmaf(0.0f, taps.weight[0], image.scale / CodeWeights::kOne);  // NaN where weights are
+    const float factor = fmaf(0.0f, taps.weight[0], image.scale / CodeWeights::kOne);  // NaN if the weights are NaN
     UNROLL for (int i = 0; i < TAPS && INTEGERS; i += 4) {
       integers[i / 4] = CodeWeights(taps.weight[i], taps.weight[i + 1], taps.weight[i + 2], taps.weight[i + 3]);
     }

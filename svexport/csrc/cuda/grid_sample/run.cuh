@@ -1,4 +1,4 @@
-// Sampling: a call, and how its tactic is launched.
+// A call of the sampling launchers, and the launch of its tactic.
 #pragma once
 
 #include "grid_sample/output.cuh"
@@ -29,7 +29,7 @@ struct Call {
   }
 };
 
-// Of planes and sampled, which are compiled apart.
+// Runs kPlanes or kSampled, which have a translation unit of their own.
 template <class T>
 cudaError_t run_planes(const Call<T>& call);
 

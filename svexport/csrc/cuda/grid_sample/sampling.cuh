@@ -1,4 +1,4 @@
-// Where points fall in an image: coordinates -> pixels and weights, by the arithmetic of svexport/ops/grid_sample.py.
+// Maps a point's coordinates to pixels and weights of an image, with the arithmetic of svexport/ops/grid_sample.py.
 #pragma once
 
 #include "bilinear.cuh"
@@ -6,12 +6,12 @@
 
 namespace svexport {
 
-// The image that is sampled and the points at which it is.
+// The image that is sampled, and the grid of points.
 struct Space {
   __host__ __device__ explicit Space(const Tensor& grid) : grid(grid) {}
 
   int axes;             // 2, or 3
-  int size[3] = {};     // of x, y[, z]
+  int size[3] = {};     // pixels along x, y[, z]
   int stride[3] = {};   // between pixels along x, y[, z], in elements
   float slope[3] = {};  // a coordinate means the pixel (coordinate + 1) * slope - shift
   float shift;
@@ -19,12 +19,12 @@ struct Space {
   bool align_corners;
 
   AnyFloat grid;
-  int points;          // of one image
-  int64_t grid_image;  // strides: between images,
-  int64_t grid_coordinate;
-  int64_t grid_stride[3] = {};  // points along x, y, z
-  bool grid_pairs;              // both coordinates of a point can be read at once
-  Divider across, down;         // by the number of points along x and y
+  int points;          // per image
+  int64_t grid_image;  // strides of the grid: between images,
+  int64_t grid_coordinate;      // between coordinates of a point,
+  int64_t grid_stride[3] = {};  // between points along x, y, z
+  bool grid_pairs;              // one access can read both coordinates of a point
+  Divider across, down;         // divide by the number of points along x and y
 
   __host__ __device__ void describe(const Sampling& sampling) {
     padding = sampling.padding;
@@ -37,7 +37,7 @@ struct Space {
     slope[axis] = 0.5f * static_cast<float>(align_corners ? pixels - 1 : pixels);
   }
 
-  // From tensors of 4 or 5 dimensions; false if an image is too large for 32-bit offsets, or there is no such mode.
+  // Fills s from 4-D or 5-D tensors. False if an image is too large for 32-bit offsets, or the mode is unknown.
   static bool of(const Tensor& input, const Tensor& grid, const Sampling& sampling, Space& s) {
     s.axes = input.rank - 2;
     const int modes = s.axes == 2 ? 3 : 2;
@@ -63,7 +63,7 @@ struct Space {
   }
 };
 
-// The coordinates at offsets into the grid: x, y[, z]. All are read before one is used.
+// Reads the coordinates x, y[, z] at offsets into the grid, all before the first is used.
 template <int AXES, int POINTS>
 __device__ __forceinline__ void read_coordinates(const Space& s, const int64_t (&offset)[POINTS],
                                                  float (&x)[POINTS][3]) {
@@ -89,7 +89,7 @@ __device__ __forceinline__ void read_coordinates(const Space& s, const int64_t (
   }
 }
 
-// Those of points of image n.
+// Reads the coordinates of points p of image n.
 template <int AXES, int POINTS>
 __device__ __forceinline__ void coordinates(const Space& s, int n, const int (&p)[POINTS], float (&x)[POINTS][3]) {
   int64_t offset[POINTS];
@@ -102,17 +102,17 @@ __device__ __forceinline__ void coordinates(const Space& s, int n, const int (&p
   read_coordinates<AXES>(s, offset, x);
 }
 
-// The pixels along one axis that a point is made of: 1 (nearest), 2 (linear) or 4 (cubic).
+// The pixels along one axis that contribute to a point: 1 (nearest), 2 (linear) or 4 (cubic).
 template <int K>
 struct Pixels {
-  int first;  // of two the lower one, also where that is outside
+  int first;  // K = 2: the lower pixel, also where it is outside
   bool inside[K];
   int index[K];  // -1: outside
   float weight[K];
   float slope[K];  // d(weight)/d(coordinate)
 };
 
-// Every operation is rounded as on a CPU (no fused multiply-add): nearest pixels turn on the last bit.
+// Every operation is rounded as on a CPU (no fused multiply-add), because the last bit decides which pixel is nearest.
 __device__ __forceinline__ float reflect(float x, int size, bool align_corners, float& slope) {
   const float edge = align_corners ? 0.0f : 0.5f, period = align_corners ? 2.0f * (size - 1) : 2.0f * size;
   x = __fadd_rn(x, edge);
@@ -144,7 +144,7 @@ __device__ __forceinline__ Pixels<K> pixels(float x, int axis, int axes, const S
   float slope = s.slope[axis];
   x = __fsub_rn(__fmul_rn(__fadd_rn(x, 1.0f), slope), s.shift);
 
-  auto clip = [&](float x, float& slope) {  // NaN: the first pixel, in 5-D the last
+  auto clip = [&](float x, float& slope) {  // NaN becomes the first pixel, in 5-D the last
     if (axes == 3) {
       if (!(x < last)) x = last, slope = 0;
       if (!(x > 0)) x = 0, slope = 0;
@@ -200,14 +200,14 @@ __device__ __forceinline__ Pixels<K> pixels(float x, int axis, int axes, const S
   return result;
 }
 
-// A point: the pixels along every axis. TAPS pixels in all: 1 (nearest), 4 (bilinear), 8 (trilinear) or 16 (bicubic).
+// A point: its pixels along every axis. TAPS pixels in all: 1 (nearest), 4 (bilinear), 8 (trilinear) or 16 (bicubic).
 template <int TAPS>
 struct Point {
   static constexpr int K = TAPS == 1 ? 1 : TAPS == 16 ? 4 : 2;   // pixels along an axis
-  static constexpr int AXES = TAPS == 1 || TAPS == 8 ? 3 : 2;  // the third of a 4-D nearest point is index 0 always
+  static constexpr int AXES = TAPS == 1 || TAPS == 8 ? 3 : 2;  // in 4-D, the third index of a nearest point is always 0
   Pixels<K> axis[AXES];
 
-  // In elements from the first pixel, pixels being `stride` apart; -1: outside, where the image is 0.
+  // Elements from the first pixel of an image to a tap, given the strides of pixels; -1: outside, where the image is 0.
   __device__ __forceinline__ int offset(int tap, const int (&stride)[3]) const {
     int sum = 0, outside = 0;
     UNROLL for (int a = 0; a < AXES; ++a) {
@@ -241,7 +241,7 @@ struct Point {
 
 constexpr int kAnyPadding = -1;
 
-// PADDING: that of s, if it is known when the kernel is compiled, which saves a third of the instructions.
+// PADDING: s.padding as a constant, which saves a third of the instructions; kAnyPadding: s.padding is read.
 template <int TAPS, int PADDING = kAnyPadding, int POINTS>
 __device__ __forceinline__ void locate(const Space& s, int n, const int (&p)[POINTS], Point<TAPS> (&points)[POINTS]) {
   constexpr int AXES = Point<TAPS>::AXES, K = Point<TAPS>::K;
@@ -270,7 +270,7 @@ __device__ __forceinline__ Point<TAPS> locate(const Space& s, int n, int p) {
   return points[0];
 }
 
-// The offsets and weights of a point's pixels.
+// The offsets (-1: outside) and weights of a point's pixels.
 template <int TAPS>
 struct Taps {
   int offset[TAPS];
@@ -285,7 +285,7 @@ struct Taps {
   }
 };
 
-// A tile of points x granules (16 bytes of channels) in shared memory, where NCHW becomes channels-last and back. The
+// A tile of points x granules (16 bytes of channels) in shared memory transposes between NCHW and channels-last. The
 // swizzle puts 8 groups of `width` points into different banks; a point has 1 << shift granules.
 __device__ __forceinline__ int tile_bits(int shift, int width) {
   return max(3, shift + (width == 8 ? 3 : width == 4 ? 2 : 0));
@@ -293,8 +293,8 @@ __device__ __forceinline__ int tile_bits(int shift, int width) {
 
 __device__ __forceinline__ int swizzled(int granule, int bits) { return granule ^ (granule >> bits & 7); }
 
-// Writes the tile with the points innermost, W of them per access. Lanes: 8 groups of points x the 4 words of a
-// granule.
+// Writes the tile to memory with the points innermost, W of them per access. A warp's lanes: 8 groups of points x the 4
+// words of a granule.
 template <int W, class T>
 __device__ __forceinline__ void write_points(const uint4* tile, int bits, int shift, int tile_points, T* target,
                                              int64_t channel, int64_t point, int points, int channels) {
@@ -359,9 +359,9 @@ __device__ __forceinline__ void read_points(uint4* tile, int bits, int shift, in
   }
 }
 
-constexpr int kTileThreads = 256, kTilePoints = 64;  // of the two copies below; 8 granules for each point
+constexpr int kTileThreads = 256, kTilePoints = 64;  // of the two copies below; a point has 8 granules
 
-// How many pixels innermost in memory one access can read or write: 16 bytes of them, 4 or 1.
+// How many pixels one access can read or write where pixels are innermost: 16 bytes of them, 4 pixels or 1.
 template <class T>
 int pixel_width(const void* data, int64_t image, int64_t channel, int most = 8) {
   for (const int w : {16 / static_cast<int>(sizeof(T)), 4}) {
@@ -372,7 +372,7 @@ int pixel_width(const void* data, int64_t image, int64_t channel, int most = 8) 
   return 1;
 }
 
-// Calls f(n, first pixel, first channel) for the tiles of all blocks.
+// Calls f(n, first pixel, first channel) for every tile of this block; all blocks together cover all tiles.
 template <class T, class F>
 __device__ __forceinline__ void each_tile(int batch, int channels, int pixels, F&& f) {
   constexpr int CHANNELS = 8 * (16 / sizeof(T));
@@ -383,8 +383,8 @@ __device__ __forceinline__ void each_tile(int batch, int channels, int pixels, F
   }
 }
 
-// (N, C, pixels) with the pixels innermost to (N, pixels, C), contiguous, C a multiple of 16 bytes; by all blocks
-// together.
+// Copies (N, C, pixels), pixels innermost, to (N, pixels, C), contiguous, C a multiple of 16 bytes. All blocks of the
+// grid take part.
 template <class T>
 __device__ __forceinline__ void to_channels_last(const T* __restrict__ from, int64_t image, int64_t channel,
                                                  T* __restrict__ to, int batch, int channels, int pixels, int width) {
@@ -412,7 +412,7 @@ __device__ __forceinline__ void to_channels_last(const T* __restrict__ from, int
   });
 }
 
-// The same of some images, which images.each(batch, f) calls f(first image, images) with; all contiguous in `to`.
+// The same for some images: images.each(batch, f) calls f(first image, count) for them. All of `to` is contiguous.
 template <class T, class Images>
 __global__ void __launch_bounds__(kTileThreads)
     to_channels_last_kernel(const T* __restrict__ from, int64_t image, int64_t channel, T* __restrict__ to, int batch,
@@ -423,7 +423,7 @@ __global__ void __launch_bounds__(kTileThreads)
   });
 }
 
-// (N, pixels, C) to (N, C, pixels), both contiguous, C a multiple of 16 bytes of T; by all blocks together.
+// Copies (N, pixels, C) to (N, C, pixels), both contiguous, C a multiple of 16 bytes of T. All blocks take part.
 template <class T>
 __device__ __forceinline__ void from_channels_last(const float* __restrict__ from, T* __restrict__ to, int batch,
                                                    int channels, int pixels, int width) {
@@ -456,7 +456,7 @@ __device__ __forceinline__ void from_channels_last(const float* __restrict__ fro
   });
 }
 
-// Calls f with the pixels of a point, its problem's `taps`, as a constant.
+// Calls f with `taps`, the pixels per point, as a constant.
 template <class F>
 auto with_taps(int taps, F&& f) {
   return with_constant<1, 4, 8, 16>(taps, f);

@@ -1,4 +1,4 @@
-// What grid_sample and bilinear_sample have in common, which is everything but the meaning of a coordinate.
+// Shared by grid_sample and bilinear_sample, which differ only in what a coordinate means.
 #pragma once
 
 #include "tensor.h"
@@ -14,7 +14,7 @@ struct Sampling {
   bool align_corners = false;
 };
 
-// Whether dimensions first .. last lie in memory like one of the given stride.
+// Whether dimensions first .. last collapse into one, whose stride is then set.
 inline bool evenly_spaced(const Tensor& t, int first, int last, int64_t& stride) {
   int64_t expected = 0;
   bool any = false;
@@ -31,7 +31,7 @@ inline bool evenly_spaced(const Tensor& t, int first, int last, int64_t& stride)
   return true;
 }
 
-// Of int8, a step of which is worth `scale`, to any float type.
+// grid_sample of an int8 input, one step of which is worth `scale`; the output has any float type.
 cudaError_t sample_int8(const Tensor& input, const Tensor& grid, const Tensor& output, const Sampling& sampling,
                         float scale, int32_t tactic, cudaStream_t stream);
 

@@ -1,4 +1,4 @@
-// What is asked of grid_sample and bilinear_sample, the ways to run them and which is the cheapest. Host C++, no CUDA.
+// The planner of grid_sample and bilinear_sample: problem, tactics and cost function. Host C++, no CUDA.
 #pragma once
 
 #include <algorithm>
@@ -13,20 +13,20 @@ struct Figures;
 struct Problem {
   static constexpr const char* kOp = "grid_sample";
   using Figures = sampler::Figures;
-  int64_t images = 1, channels = 1, points = 0;    // points: of an image
-  int64_t width = 1, height = 1, depth = 1;        // of an image, in pixels
+  int64_t images = 1, channels = 1, points = 0;    // points: per image
+  int64_t width = 1, height = 1, depth = 1;        // size of an image, in pixels
   int64_t across = 1;        // points along x
-  int32_t taps = 4;          // pixels of a point: 1 nearest, 4 bilinear, 8 trilinear, 16 bicubic
-  int32_t item_size = 4;     // of an element of the image, 1, 2 or 4
-  int32_t alignment = 0;     // bytes at a multiple of which the channels of a pixel lie, one behind the other, 16 at most;
-                             // 0: they lie elsewhere
-  int32_t row_alignment = 4; // bytes at a multiple of which rows of planes begin: 2, 4 or 8
-  int32_t output_last = 0;   // whether the channels of a result lie one behind the other, and not the points:
-  int32_t output_vectors = 1;  // then, whether at multiples of 16 bytes
-  int32_t planes = 0;        // whether rows, results and coordinates are those that the kernels of planes read
-  int32_t dense = 0;         // whether the rows of a plane lie one behind the other
-  int32_t pairs = 0;         // whether results and coordinates of two points can be moved at once
-  int32_t workspace = 0;     // whether there is memory for a copy of the image
+  int32_t taps = 4;          // pixels per point: 1 nearest, 4 bilinear, 8 trilinear, 16 bicubic
+  int32_t item_size = 4;     // bytes per element of the image: 1, 2 or 4
+  int32_t alignment = 0;     // channels-last: alignment of a pixel's contiguous channels in bytes, at most 16;
+                             // 0: the channels are not contiguous
+  int32_t row_alignment = 4; // alignment of the rows of a plane in bytes: 2, 4 or 8
+  int32_t output_last = 0;   // whether the output is channels-last: its channels are contiguous, not its points
+  int32_t output_vectors = 1;  // if output_last: whether the channels of a point begin at multiples of 16 bytes
+  int32_t planes = 0;        // whether kPlanes and kSampled can read this image and grid and write this output
+  int32_t dense = 0;         // whether a plane has no gaps between its rows
+  int32_t pairs = 0;         // whether one access can move the results, or the coordinates, of two points
+  int32_t workspace = 0;     // whether the caller provides memory for a copy of the image
 
   int64_t pixels() const { return width * height * depth; }
   int64_t results() const { return images * channels * points; }
@@ -35,29 +35,29 @@ struct Problem {
                 output_last, output_vectors, planes, dense, pairs, workspace)
 };
 
-constexpr int kThreads = 256;          // of a block, but for planes
-constexpr int kSampledThreads = 1024;  // of a block that may have whole planes in shared memory
-constexpr int kBoxChannels = 64, kBoxMemory = 48 << 10;  // of a block: the more channels in it the better
+constexpr int kThreads = 256;          // per block, except for kPlanes and kSampled
+constexpr int kSampledThreads = 1024;  // per block of kSampled, which may hold whole planes in shared memory
+constexpr int kBoxChannels = 64, kBoxMemory = 48 << 10;  // per block of kBoxes; more channels are better
 constexpr int kMostGridYZ = 65535;
 
-// kPoints: a thread for channels of a point, in memory of any strides: one at a time, 16 bytes of float32 or int8, or 4.
-// kVectors: 16 bytes a thread, places found once for a block and results by way of shared memory. kNarrow: lanes side by
-// side have single channels or two. kPlanes: a thread for a point, or for two, of planes that are read as they lie.
-// kSampled: the same, or whole planes in shared memory where a sample of the points is far apart. kBoxes: of planes the
-// pixels of a tile of points in shared memory; images whose points scatter are copied to channels-last.
+// kPoints: a thread computes some channels of a point, of any strides: one at a time, 16 bytes of float32 or int8, or 4
+// bytes of int8. kVectors: a thread reads 16 bytes of channels; a block locates its points once. kNarrow: adjacent
+// lanes read one or two channels each. kPlanes: a thread computes one or two points from planes in global memory.
+// kSampled: the same, or from planes in shared memory if a sample of the points lies far apart. kBoxes: a block copies
+// the pixels of a tile of points to shared memory; images whose points scatter are copied to channels-last.
 enum class Kernel : int32_t { kPoints, kVectors, kNarrow, kPlanes, kSampled, kBoxes };
 constexpr const char* kKernelNames[] = {"points", "vectors", "narrow", "planes", "sampled", "boxes"};
 inline const char* name_of(Kernel e) { return kKernelNames[static_cast<int>(e)]; }
 
-// How much of points that scatter a thread has under way: where threads are many, L2 delivers more if that is less.
+// How many loads a thread keeps in flight where points scatter. With many threads, L2 delivers more if each has fewer.
 enum Pace : int32_t { kSome, kChannel, kRow };
 
 struct Tactic {
   Kernel kernel = Kernel::kPoints;
-  int32_t width = 1;  // channels that a thread reads at once; of planes, points side by side of a thread
-  int32_t shift = 0;  // log2 of the lanes that have a point
-  int32_t chunk = 1;  // channels of a thread, of narrow those of a block
-  int32_t tile = kThreads;  // points of a block
+  int32_t width = 1;  // channels per read of a thread; for kPlanes and kSampled, adjacent points per thread
+  int32_t shift = 0;  // log2 of the lanes that share a point
+  int32_t chunk = 1;  // channels per thread; for kNarrow, per block
+  int32_t tile = kThreads;  // points per block
   int32_t pace = kSome;
 
   int32_t id() const { return kernel == Kernel::kPoints ? width : 32 + static_cast<int32_t>(kernel); }
@@ -65,12 +65,12 @@ struct Tactic {
   SVEXPORT_EACH(kernel, width, shift, chunk, tile, pace)
 };
 
-// Time over that of moving all that has to be moved: where a kernel is at home (at_home), and elsewhere. They are in the
-// order that was measured; how far apart is not fitted.
+// Time of a kernel as a multiple of the time to move its bytes: [0] where it is at home (at_home), [1] elsewhere. The
+// order of the kernels is as measured; the distances between them are not fitted.
 struct Figures {
-  float launch[1];  // microseconds of a kernel beside its work
+  float launch[1];  // fixed cost of a kernel, in microseconds
   float points[2], vectors[2], narrow[2], planes[2], sampled[2], boxes[2];
-  float singles[2];  // of points, one channel at a time
+  float singles[2];  // kPoints that reads one channel at a time
 
   SVEXPORT_EACH(launch, points, singles, vectors, narrow, planes, sampled, boxes)
   const float* of(const Tactic& t) const {
@@ -84,22 +84,22 @@ struct Figures {
 inline int32_t images_of(const Problem& p) { return static_cast<int32_t>(std::min<int64_t>(p.images, kMostGridYZ)); }
 inline int64_t enough_blocks(const Gpu& gpu) { return 8 * int64_t{gpu.multiprocessors}; }
 
-// Vectors: points that a thread has in flight, those that a block has at once, and its shared memory: a tile of results
-// and the places of its points, 8 bytes for each pixel.
+// kVectors: points in flight per thread and per block, and the shared memory of a block in bytes: a tile of results,
+// and the taps of its points, at 8 bytes (offset and weight) per pixel.
 constexpr int vectors_together(int taps) { return taps <= 4 ? 2 : 1; }
 constexpr int vectors_at_once(int taps, int shift) { return vectors_together(taps) * (kThreads >> shift); }
 constexpr int vectors_memory(int taps, int tile) { return vectors_together(taps) * kThreads * 16 + tile * 8 * taps; }
 
-// Narrow: channels of a point that the lanes have at once, and elements between channels in the tile of results, so that
-// lanes side by side write into different banks.
-constexpr int kNarrowParts = 2;  // that a lane reads one after the other
+// kNarrow: channels of a point that its lanes read at once, and the pitch in elements between channels in the tile of
+// results, which lets adjacent lanes write to different banks.
+constexpr int kNarrowParts = 2;  // reads per lane, one after the other
 inline int32_t narrow_together(const Tactic& t) { return kNarrowParts * t.width << t.shift; }
 inline int32_t narrow_pitch(const Problem& p, const Tactic& t) {
   return t.tile + std::max(std::max(1, 4 / p.item_size / t.width), (32 >> t.shift) / t.width);
 }
 
-// Boxes: points as rows of `across`, and the tile of a block: 1 << half threads across for twice as many points, the
-// others down.
+// kBoxes: the points as `down` rows of `across`, and the tile of a block: 1 << half threads across, for twice as many
+// points, and `height` threads down.
 struct BoxTiles {
   int64_t across, down;
   int32_t half, height;
@@ -114,13 +114,13 @@ struct BoxTiles {
   int64_t count() const { return count_across() * count_down(); }
 };
 
-// Sampled: from memory, blocks of points x chunks of channels x images; from shared memory, parts of `part` points x
-// groups of `group` planes x bands of `band` rows x images. A plane in shared memory has `pitch` bytes between rows, at
-// `zeros` 16 of zeros, in all `bytes`.
+// How kSampled divides its work. From global memory: blocks of points x chunks of channels x images. From shared
+// memory: parts of `part` points x groups of `group` planes x bands of `band` rows x images. A plane in shared memory
+// has rows `pitch` bytes apart, 16 bytes of zeros at `zeros`, and `bytes` bytes in all.
 struct Shares {
-  int32_t unit, pitch = 0, bands = 1, band = 0, copied = 0, zeros = 0, bytes = 0, blocks = 1;  // copied: rows
+  int32_t unit, pitch = 0, bands = 1, band = 0, copied = 0, zeros = 0, bytes = 0, blocks = 1;  // copied: rows per band
   int32_t chunk = 1, chunks = 1, group = 1, groups = 1, part = 1, parts = 1;
-  float far = 0;  // rows between points side by side from which on they are far apart
+  float far = 0;  // distance in rows from which adjacent points count as far apart
   bool fit = false;
 
   Shares(const Problem& p, const Gpu& gpu) : unit(p.row_alignment) {
@@ -128,7 +128,7 @@ struct Shares {
     if (row > memory) return;
     const auto across = static_cast<int32_t>(row);
     pitch = across + (across / unit % 2 == 0 ? unit : 0);  // rows begin in different banks
-    const int64_t most = (memory - 32) / pitch;            // rows; a band has one of the next
+    const int64_t most = (memory - 32) / pitch;            // rows; a band also holds the first row of the next
     bands = p.height <= most ? 1 : 2;
     const int64_t all = ceil_of(p.height, bands) + bands - 1;
     if (all > most) return;
@@ -139,12 +139,12 @@ struct Shares {
     bytes = zeros + 16;
   }
 
-  // What blocks do of it: the least time, in clocks as measured on an H200.
+  // Divides the work among blocks for the least estimated time, in clocks as measured on an H200.
   void divide(const Problem& p, int32_t width, const Gpu& gpu) {
     const auto points = static_cast<int32_t>(p.points), batch = static_cast<int32_t>(p.images);
     const auto channels = static_cast<int32_t>(p.channels);
     blocks = static_cast<int32_t>(ceil_of(points, kSampledThreads * width));
-    constexpr int32_t kWaves = 4, kMostPlanes = 64;  // waves: of blocks, one for each multiprocessor
+    constexpr int32_t kWaves = 4, kMostPlanes = 64;  // a wave: one block per multiprocessor
     const int32_t memory = gpu.shared_memory, slots = gpu.multiprocessors;
     const auto waves = [&](int64_t items) { return static_cast<float>(ceil_of(items, slots)); };
     float near_time = 1e30f, far_time = 1e30f;
@@ -172,12 +172,12 @@ struct Shares {
 
 // ------------------------------------------------------------------------------------------------------- the tactics
 
-// Each thread does more where threads are many, as it has to find its pixels.
+// Where there are many threads, each takes more channels, because each has to locate its pixels.
 inline Tactic points(const Problem& p, int32_t width, const Gpu& gpu) {
   Tactic t{Kernel::kPoints, width};
   int64_t many = 768 * int64_t{gpu.multiprocessors}, most = 4 * width;
   t.chunk = width;
-  if (p.item_size == 1) {  // lanes side by side have 32 bytes
+  if (p.item_size == 1) {  // adjacent lanes read 32 bytes together
     t.shift = width == 16 && p.channels > width;
     t.chunk = std::max(width << t.shift, 4);
     most = std::max(2 * t.chunk, 16);
@@ -191,7 +191,7 @@ inline Tactic points(const Problem& p, int32_t width, const Gpu& gpu) {
   return t;
 }
 
-// turns: that a block does at most for each that it needs for its places, where most often there is nothing to do.
+// turns: multiplies the most steps of a block; above 1 for launches in which most blocks have nothing to do.
 inline Tactic vectors(const Problem& p, const Gpu& gpu, int turns = 1) {
   Tactic t{Kernel::kVectors, 16 / p.item_size};
   while (t.shift < 3 && (t.width << t.shift) < p.channels) ++t.shift;
@@ -221,30 +221,30 @@ inline Tactic narrow(const Problem& p, const Gpu& gpu) {
 inline Tactic planes(const Problem& p, const Gpu& gpu) {
   Tactic t{Kernel::kPlanes, p.channels == 1 && p.pairs ? 2 : 1};
   const int64_t all = ceil_of(p.points, t.width), processors = gpu.multiprocessors;
-  // All points of a plane in a block, many only where there are blocks enough.
+  // A block takes all points of a plane if there are at most `most`, which is lower where there are few blocks.
   const int64_t most = p.images * ceil_of(p.channels, 4) < processors ? 640 : 1024;
   const auto threads = static_cast<int32_t>(all <= most ? ceil_of(std::max<int64_t>(1, all), 32) * 32 : kThreads);
   t.tile = threads * t.width;
   const int64_t blocks = ceil_of(p.points, t.tile), of_channel = blocks * p.images;
-  const int64_t of_processor = std::max(1, resident_threads(gpu) / threads);  // blocks
+  const int64_t of_processor = std::max(1, resident_threads(gpu) / threads);  // resident blocks
   const int64_t plane = p.width * p.height * p.item_size;
   const int64_t cache = first_cache(gpu), second_cache = int64_t{gpu.l2_megabytes} << 20;
   int64_t chunk = ceil_of(p.channels, std::max<int64_t>(1, processors * of_processor / std::max<int64_t>(1, of_channel)));
-  chunk = std::max<int64_t>(chunk, 4);  // each has to find its pixels
-  if (blocks == 1) {  // the points of a plane meet in the first cache, if it has room for all planes in use
+  chunk = std::max<int64_t>(chunk, 4);  // every chunk locates the pixels again
+  if (blocks == 1) {  // the points of a plane share it in L1, if L1 has room for all planes in use
     const int64_t used = std::min(of_processor, ceil_of(p.images * ceil_of(p.channels, 4), processors));
     chunk = std::max<int64_t>(1, std::min(chunk, cache / std::max<int64_t>(1, used * plane)));
   }
   t.chunk = static_cast<int32_t>(chunk);
   const bool crowded = blocks > 1 && 2 * of_channel * ceil_of(p.channels, chunk) >= processors * of_processor;
-  // Planes that are read at the same time stay in a cache.
+  // stays: the planes that are read at the same time stay in a cache.
   const bool single = p.item_size == 4 && t.width == 1;
   const bool stays = 10 * plane <= 7 * cache || (single && 4 * plane * p.images * p.channels <= 3 * second_cache);
   t.pace = !crowded ? kSome : stays ? kChannel : kRow;
   return t;
 }
 
-// Whether points are so many that they are gathered from boxes, or from a copy in channels-last.
+// Whether there are enough points to gather them from boxes, or from a channels-last copy.
 inline bool many_points(const Problem& p) {
   return p.taps == 4 && p.dense && p.item_size > 1 && p.channels * p.item_size % 16 == 0 && p.channels >= 32 &&
          2 * p.points >= p.pixels() && p.points < (1 << 30) && p.results() >= (1 << 22) &&
@@ -253,7 +253,7 @@ inline bool many_points(const Problem& p) {
 
 inline bool has_vectors(const Problem& p) { return p.alignment == 16 && (!p.output_last || p.output_vectors); }
 
-// Bytes for a copy of the images, and which have one and which tiles of points scatter.
+// Bytes of workspace: a copy of the images, a flag per image that is copied, a flag per tile whose points scatter.
 inline int64_t workspace(const Problem& p) {
   if (!many_points(p) || p.alignment == 16) return 0;
   return p.images * (p.pixels() * p.channels * p.item_size + 1 + BoxTiles(p).count());
@@ -304,7 +304,7 @@ inline Few<Tactic> tactics(const Problem& p, const Gpu& gpu) {
     if (l.blocks() * l.per_block >= l.work && l.blocks() < INT32_MAX && l.grid_y <= kMostGridYZ) found.add(t);
   };
   add(points(p, 1, gpu));
-  for (int32_t bytes : {4, 16}) {  // of int8, and 16 of float32: of half types vectors and narrow do as well
+  for (int32_t bytes : {4, 16}) {  // 4 and 16 of int8, 16 of float32; for half types kVectors and kNarrow do as well
     const bool read = p.item_size == 1 || (p.item_size == 4 && bytes == 16);
     if (read && p.alignment >= bytes) add(points(p, bytes / p.item_size, gpu));
   }
@@ -323,11 +323,11 @@ inline Few<Tactic> tactics(const Problem& p, const Gpu& gpu) {
 
 // ---------------------------------------------------------------------------------------------------------- the cost
 
-// Whether a kernel is where it was measured to be the fastest.
+// Whether a kernel was measured to be the fastest for such a problem.
 inline bool at_home(const Problem& p, const Tactic& t) {
   const int64_t results = p.results(), pixels = p.pixels(), bytes = pixels * p.channels * p.item_size;
   switch (t.kernel) {
-    case Kernel::kPoints: {  // threads are few and would wait for each other, or L1 keeps what neighbours have in common
+    case Kernel::kPoints: {  // threads are few and would wait for each other, or L1 keeps what neighbours share
       if (p.item_size == 1) return t.width == (p.alignment >= 16 ? 16 : p.alignment >= 4 ? 4 : 1);
       if (t.width == 1 || p.output_last) return false;
       const int64_t parts_of_point = p.channels / t.width, parts = results / t.width;
@@ -336,15 +336,15 @@ inline bool at_home(const Problem& p, const Tactic& t) {
       if (p.taps == 4) return parts_of_point == 2 || parts <= 1 << 15 || (cached && p.points >= 2 * pixels);
       return p.taps == 8 && cached && parts >= 1 << 15;
     }
-    case Kernel::kNarrow:  // a point's pixels would be read again and again, are large and far apart
+    case Kernel::kNarrow:  // pixels are large and far apart, and other kernels would read a point's again and again
       if (p.alignment == 16 || bytes <= 1 << 16 || results < 1 << 14) return false;
       if (p.taps == 4) return p.channels >= 24 ? p.points <= 4 * pixels : p.channels >= 12 && 4 * p.points <= pixels;
       return p.channels >= 24 || (p.channels >= 12 && p.points <= pixels);
-    case Kernel::kPlanes: {  // points are few, or L1 keeps a plane whatever the points
+    case Kernel::kPlanes: {  // there are few points, or L1 holds a whole plane wherever they are
       constexpr int64_t kSmallPlane = 4096;
       return !p.workspace || !many_points(p) || pixels * p.item_size <= kSmallPlane;
     }
-    case Kernel::kSampled: {  // worth its sample, below what boxes are faster for; L1 keeps the smallest planes
+    case Kernel::kSampled: {  // worth its sample, too small for kBoxes to be faster; L1 holds the smallest planes
       constexpr int64_t kTinyPlane = 2048, kLeast = 1 << 20, kMost = 3 << 22;
       return p.channels >= 8 && p.points >= 4 * kSampledThreads && 2 * p.points >= pixels &&
              pixels * p.item_size > kTinyPlane && results >= kLeast && results <= kMost;

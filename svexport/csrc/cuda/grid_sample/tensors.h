@@ -1,4 +1,4 @@
-// From tensors to the problem, and the choice. Host C++.
+// Builds the planners' problems of grid_sample and its gradient from tensors. Host C++.
 #pragma once
 
 #include "gpu.h"
@@ -8,7 +8,7 @@
 
 namespace svexport::sampler {
 
-// (N, C, ...) with the strides of pixels, of (N, ceil(C/V), H, W, V) too: those of channels are no part of that.
+// `input` seen as (N, C, ...), also where it is (N, ceil(C/V), H, W, V): there the stride of channels means nothing.
 inline Tensor image_of(const Tensor& input, const Tensor& grid, const Tensor& output) {
   Tensor image = input;
   if (input.rank > grid.rank) --image.rank;
@@ -16,7 +16,7 @@ inline Tensor image_of(const Tensor& input, const Tensor& grid, const Tensor& ou
   return image;
 }
 
-// Of an image and its points, whatever the output.
+// The part of a problem that does not depend on the output.
 inline Problem problem_of(const Tensor& input, const Tensor& grid, int mode) {
   Problem p;
   p.images = input.sizes[0], p.channels = input.sizes[1];
@@ -38,11 +38,11 @@ inline Problem problem_of(const Tensor& input, const Tensor& grid, int mode) {
   return p;
 }
 
-// point: between results of points side by side.
+// point: stride in elements between the results of adjacent points.
 inline Problem problem_of(const Tensor& input, const Tensor& grid, const Tensor& output, int64_t point, int mode,
                           bool workspace) {
   Problem p = problem_of(image_of(input, grid, output), grid, mode);
-  if (input.rank > grid.rank) {  // CHW32 and CHW4: of int8
+  if (input.rank > grid.rank) {  // CHW32 and CHW4, which are int8
     p.alignment = static_cast<int32_t>(std::min<int64_t>(16, input.sizes[4]));
     while (p.alignment > 1 && !input.aligned(4, p.alignment)) p.alignment /= 2;
     p.dense = 0;
@@ -67,7 +67,7 @@ inline Problem problem_of(const Tensor& input, const Tensor& grid, const Tensor&
   return p;
 }
 
-// Of a node with memory for a copy.
+// The tactics worth timing for a node that has workspace for a copy.
 inline Few<int32_t> worth_timing(const Tensor& input, const Tensor& grid, const Tensor& output, int mode) {
   int64_t point = 1;
   if (output.numel() == 0 || !evenly_spaced(output, 2, output.rank - 1, point)) return {};
@@ -78,7 +78,7 @@ inline Few<int32_t> worth_timing(const Tensor& input, const Tensor& grid, const 
 
 namespace svexport::sampler::gradient {
 
-// point: between gradients of points side by side.
+// point: stride in elements between the gradients of adjacent points.
 inline Problem problem_of(const Tensor& grad, int64_t point, const Tensor& input, const Tensor& grid, int mode,
                           bool deterministic, bool input_gradient, bool grid_gradient) {
   Problem p;

@@ -1,4 +1,4 @@
-// Sampling in channels-last: 16 bytes of a point per thread, pixels found once for a block.
+// Sampling in channels-last: a thread reads 16 bytes of a point's channels; a block locates its points once.
 #pragma once
 
 #include "grid_sample/output.cuh"
@@ -9,8 +9,8 @@ namespace svexport::forward {
 template <int TAPS>
 constexpr int kTogether = sampler::vectors_together(TAPS);  // points that a thread has in flight
 
-// `steps` times kTogether * (256 >> shift) points of image n, from point `first` on, in (16 bytes << shift) of channels
-// from `block_channel` on. width: points per access to an output with points innermost, 0 if it has channels innermost.
+// Computes `steps` times kTogether * (256 >> shift) points of image n from point `first` on, in (16 bytes << shift) of
+// channels from `block_channel` on. width: points per store if the output has points innermost, 0 if it has channels.
 template <class T, int TAPS, int PADDING>
 __device__ __forceinline__ void vector(const Space& s, const T* __restrict__ input, int64_t image,
                                        const Output<T>& output, int n, int first, int block_channel, int channels,
@@ -76,7 +76,7 @@ __device__ __forceinline__ void vector(const Space& s, const T* __restrict__ inp
   }
 }
 
-// Blocks of points x channels x images: all, or those marked in `only`.
+// Grid: points x channels x images. Computes all images, or those marked in `only`.
 template <class T, int TAPS, int PADDING = kAnyPadding>
 __global__ void __launch_bounds__(kThreads, TAPS == 4 ? 4 : 1)
     vector_kernel(Space s, const T* __restrict__ input, int64_t image, Output<T> output, int batch, int channels,

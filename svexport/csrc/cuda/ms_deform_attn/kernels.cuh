@@ -1,8 +1,8 @@
-// Multi-scale deformable attention, forward and backward. What bounds it is the rate of L2, and of its additions.
+// Multi-scale deformable attention, forward and backward. It is bound by the rate of L2 and of its atomic additions.
 //
-// A warp takes 32 / G rows, a row being one (image, query, head), and G lanes take the D channels of a row. It works
-// through the L*P samples of its rows in chunks: first every lane finds pixels and factors of some samples, and leaves
-// them in shared memory; then the lanes of a row read the pixels of all of them, 16 bytes each.
+// A row is one (image, query, head). A warp takes 32 / G rows, and G lanes share the D channels of a row. The warp
+// works through the L*P samples of its rows in chunks. First, every lane writes the pixels and factors of some samples
+// to shared memory; then the lanes of a row read the pixels of all samples, 16 bytes each.
 #pragma once
 
 #include "bilinear.cuh"
@@ -12,16 +12,16 @@ namespace svexport {
 namespace {
 
 using ms_deform::kWarps;
-constexpr int kChunk = 128;  // samples a warp has in shared memory
-constexpr int kAhead = 4;    // samples whose pixels a lane reads at once
+constexpr int kChunk = 128;  // samples of a warp in shared memory
+constexpr int kAhead = 4;    // samples whose pixels a lane has in flight
 
 struct Sizes {
   int images, rows, s;                   // N, Lq*M, S
   int heads, channels, points, samples;  // M, D, P, L*P
   float per_point;                       // 1 / P
-  float scale;                           // what a step of an int8 value is worth; else 1
+  float scale;                           // what one step of an int8 value is worth; else 1
   int64_t value[4], locations[6], weights[5], grad_output[3];  // strides
-  unsigned step;  // from pixel to pixel of value, in vectors
+  unsigned step;  // stride of pixels of value, in vectors
 
   __device__ __forceinline__ int level(int sample) const {
     return static_cast<int>((static_cast<float>(sample) + 0.5f) * per_point);
@@ -39,26 +39,26 @@ struct Levels {
   __device__ __forceinline__ int start(int level) const { return get(starts, level * start_stride, starts_are_long); }
 
  private:
-  // The lower half of an int64: sizes are smaller.
+  // Reads the lower half of an int64, because sizes fit into it.
   static __device__ __forceinline__ int get(const void* data, int64_t i, bool is_long) {
     return static_cast<const int*>(data)[is_long ? 2 * i : i];
   }
 };
 
-// The four pixels around a point, top left, top right, bottom left, bottom right: row of value, or kOutside.
+// The four pixels around a point (top left, top right, bottom left, bottom right): indices along S, or kOutside.
 struct alignas(16) Pixels {
   unsigned at[4];
 };
 constexpr unsigned kOutside = ~0u;
 
-// Where the point lies between its pixels; both 0 if none of them is inside, NaN never.
+// The fraction by which the point lies beyond its top left pixel; both are 0 if no pixel is inside; never NaN.
 struct Point {
   float x, y;
 };
 
 __device__ __forceinline__ Point locate(float x, float y, int height, int width, int start, int s, Pixels& pixels) {
   const float high = static_cast<float>(height), wide = static_cast<float>(width);
-  x = __fadd_rn(__fmul_rn(x, wide), -0.5f);  // rounded as in the reference, so that both see the same pixels
+  x = __fadd_rn(__fmul_rn(x, wide), -0.5f);  // rounds as the reference does, so that both choose the same pixels
   y = __fadd_rn(__fmul_rn(y, high), -0.5f);
   const float left = floorf(x), top = floorf(y);
   const bool near = left >= -1 && left < wide && top >= -1 && top < high;
@@ -72,7 +72,7 @@ __device__ __forceinline__ Point locate(float x, float y, int height, int width,
   return near ? Point{x - left, y - top} : Point{0, 0};
 }
 
-// A lane's row, one (image, query, head); the last ones of a grid may not exist.
+// A lane's row, one (image, query, head). The last rows of a grid may not exist: real is false.
 struct Row {
   int n, q, m, index;
   bool real;
@@ -94,7 +94,7 @@ struct Row {
   }
 };
 
-// What a lane reads of one sample, all of it before anything else happens.
+// What a lane reads of one sample; all reads precede their first use.
 struct Sample {
   float x, y, weight;
   int height, width, start;
@@ -112,7 +112,7 @@ struct Sample {
   }
 };
 
-// V channels of the pixels of the next samples, all of them under way at once.
+// Reads V channels of the pixels of the next samples, all in flight at once.
 template <class T, int V, int N>
 __device__ __forceinline__ void read(Vec<T, V> (&v)[N][4], const Pixels* pixels, int count, const T* image,
                                      unsigned step, bool used) {
@@ -125,14 +125,14 @@ __device__ __forceinline__ void read(Vec<T, V> (&v)[N][4], const Pixels* pixels,
   }
 }
 
-// G lanes (a power of two) of V channels each, at a time, for a row. F: of the value, T or int8.
+// g lanes (a power of two) with V channels each share a row. F: type of value, T or int8.
 template <class F, int V, class T>
 __global__ void __launch_bounds__(kWarps * 32, 5)
     forward_kernel(const F* value, Levels levels, AnyFloat locations, AnyFloat weights, T* output, Sizes sizes, int g) {
   __shared__ Pixels pixels[kWarps][kChunk + 32];
   __shared__ float4 factors[kWarps][kChunk + 32];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int chunk = kChunk * g / 32, slot = lane / g * (chunk + 1);  // one slot between rows: other banks
+  const int chunk = kChunk * g / 32, slot = lane / g * (chunk + 1);  // + 1: rows use different banks
   const Row row(sizes, g);
   const F* image = value + row.in(sizes.value);
   constexpr bool INTEGERS = kIntegers<F, T, V>;
@@ -229,7 +229,7 @@ __global__ void __launch_bounds__(kWarps * 32, 4)
       const int d = d0 + lane % g * V;
       const bool used = row.real && d < sizes.channels;
       float grad[V];
-      if (vectors) {  // of the gradient too
+      if (vectors) {  // grad_output can be read by vectors too
         const Vec<T, V> v = load_if<T, V>(grad_row + d, used);
         UNROLL for (int c = 0; c < V; ++c) grad[c] = to_float(v.at[c]);
       } else {

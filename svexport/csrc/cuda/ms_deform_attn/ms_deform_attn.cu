@@ -43,10 +43,10 @@ bool supported(const Tensor& value, const Tensor& shapes, const Tensor& starts, 
   const auto integers = [](const Tensor& t) { return t.dtype == DType::kInt64 || t.dtype == DType::kInt32; };
   return (is_float(value) || value.dtype == DType::kInt8) && integers(shapes) && integers(starts) && is_float(locations) && is_float(weights) &&
          value.sizes[1] <= INT32_MAX && locations.sizes[1] * value.sizes[2] < (1 << 30) &&
-         locations.sizes[3] * locations.sizes[4] < (1 << 20);  // the level of a sample is found in float
+         locations.sizes[3] * locations.sizes[4] < (1 << 20);  // the level of a sample is computed in float
 }
 
-// Calls run(null pointer to an element of value, V, sizes, lanes, launch) as the tactic says, with vectors of at most kMost channels.
+// Calls run(null pointer to an element of value, V, sizes, lanes, launch) for the chosen tactic; V is at most kMost.
 template <int kMost, class F>
 cudaError_t dispatch(const Problem& problem, int32_t forced, const Tensor& value, Sizes sizes, F&& run) {
   const Gpu gpu = current_gpu();

@@ -1,4 +1,4 @@
-// What is asked of ms_deform_attn, the ways to run it and which is the cheapest. Host C++, no CUDA.
+// The planner of ms_deform_attn: problem, tactics and cost function. Host C++, no CUDA.
 #pragma once
 
 #include <algorithm>
@@ -10,22 +10,22 @@ namespace svexport::ms_deform {
 
 struct Figures;
 
-// value: (images, S, heads, channels); a row is one (query, head) of an image; samples: levels * points of a row.
+// value is (images, S, heads, channels). A row is one (query, head) of an image; samples: levels * points per row.
 struct Problem {
   static constexpr const char* kOp = "ms_deform_attn";
   using Figures = ms_deform::Figures;
   int32_t backward = 0;
   int64_t images = 1, rows = 0, channels = 0, samples = 1;  // channels 0: not known, of a kernel compiled ahead of time
-  int32_t item_size = 4;                                    // of an element of value, 1, 2 or 4
-  int32_t alignment = 16;  // bytes at a multiple of which the channels of value lie, one behind the other; 16 at most
+  int32_t item_size = 4;                                    // bytes per element of value: 1, 2 or 4
+  int32_t alignment = 16;  // alignment in bytes of value's channels, if these are contiguous; at most 16
 
   SVEXPORT_EACH(backward, images, rows, channels, samples, item_size, alignment)
 };
 
-constexpr int kWarps = 4;  // of a block
+constexpr int kWarps = 4;  // per block
 constexpr int kLanes = 32;
 
-// How many channels a lane reads at once. A power of two of lanes take those of a row; what is left they take afterwards.
+// width: channels that a lane reads at once. lanes: a power of two of lanes share a row, in several passes if need be.
 struct Tactic {
   int32_t width = 1;
   int32_t lanes = 1;
@@ -35,27 +35,27 @@ struct Tactic {
   SVEXPORT_EACH(width, lanes)
 };
 
-// Of the cost function, forward and backward; nanoseconds that a multiprocessor takes, but for the first and last.
+// Constants of the cost function; [0] forward, [1] backward. In nanoseconds of a multiprocessor where not stated.
 struct Figures {
-  float launch[1];   // microseconds of a kernel beside its work
-  float lines[2];    // for the corners of a sample in one line of the cache, 128 bytes
-  float issue[2];    // for the corners of a sample by a whole warp
-  float pass[2];     // for finding the place of a sample, in every pass
-  float corners[2];  // time over that of moving the corners, or what is added to them, through memory
+  float launch[1];   // fixed cost of a kernel, in microseconds
+  float lines[2];    // to look up the corners of a sample in one cache line of 128 bytes
+  float issue[2];    // to issue a whole warp's instructions for the corners of a sample
+  float pass[2];     // to locate a sample, in every pass
+  float corners[2];  // multiple of the time to move the corners, or what is added to them, through memory
 
   SVEXPORT_EACH(launch, lines, issue, pass, corners)
 };
 
-// Of the gradient four channels, which are 16 bytes of sums: so the additions of a warp are to whole sectors of memory.
+// The widest read. The gradient has four channels, 16 bytes of sums, so that a warp's additions go to whole sectors.
 inline int32_t full_width(const Problem& p) { return p.backward ? std::min(4, 16 / p.item_size) : 16 / p.item_size; }
 
-// How often the lanes of a row go over its samples.
+// How often the lanes of a row read its samples.
 inline int64_t passes(const Problem& p, const Tactic& t) {
   const int64_t at_once = int64_t{t.lanes} * t.width;
   return std::max<int64_t>(1, (p.channels + at_once - 1) / at_once);
 }
 
-// A block has rows of one image.
+// A block has rows of one image only.
 inline Launch launch(const Problem& p, const Tactic& t, const Gpu&) {
   Launch l;
   l.per_block = kWarps * kLanes / t.lanes;
@@ -64,7 +64,7 @@ inline Launch launch(const Problem& p, const Tactic& t, const Gpu&) {
   return l;
 }
 
-// A lane for all channels of a row; where they are too many, as many lanes as leave the fewest idle in up to four passes.
+// As many lanes as read all channels of a row in one pass; else those of which the fewest idle in up to four passes.
 inline int32_t lanes_of(const Problem& p, int32_t width) {
   int32_t lanes = 1;
   while (lanes < kLanes && int64_t{lanes} * width < p.channels) lanes *= 2;
@@ -87,16 +87,16 @@ inline Few<Tactic> tactics(const Problem& p, const Gpu&) {
   return found;
 }
 
-// Microseconds: what takes longest of moving the corners, of looking up their lines and of the warps' instructions, and in
-// every pass the samples' places.
+// Microseconds: the longest of moving the corners, looking up their lines and issuing the warps' instructions; plus the
+// time to locate the samples in every pass.
 inline double cost(const Problem& p, const Tactic& t, const Gpu& gpu, const Figures& f) {
   const double samples = 1.0 * p.images * p.rows * p.samples, turns = static_cast<double>(passes(p, t));
   const int64_t at_once = std::min<int64_t>(int64_t{t.lanes} * t.width, std::max<int64_t>(p.channels, 1));
   const double lines = turns * static_cast<double>((at_once * p.item_size + 127) / 128);
   const double each = std::max(lines * f.lines[p.backward], turns * t.lanes / kLanes * f.issue[p.backward]);
-  const double shared = samples / gpu.multiprocessors / 1000;  // of a multiprocessor, thousands
+  const double shared = samples / gpu.multiprocessors / 1000;  // thousands of samples per multiprocessor
   const double bytes = samples * 4 * static_cast<double>(p.channels) * (p.backward ? 4 : p.item_size);
-  // Where threads are few, nothing hides how long one takes for 16 codes; 8 are done 1.3 us earlier of 16 samples.
+  // With few threads, nothing hides the latency of 16 codes per thread; with 8, 16 samples are done 1.3 us earlier.
   const bool alone = t.width == 16 && 1.0 * p.images * p.rows * t.lanes < 128.0 * gpu.multiprocessors;
   return f.launch[0] + (alone ? 0.08 * static_cast<double>(p.samples) : 0) + std::max(bytes / gpu.bandwidth * f.corners[p.backward], shared * each) +
          shared * turns * f.pass[p.backward];

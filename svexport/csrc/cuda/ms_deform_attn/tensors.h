@@ -1,4 +1,4 @@
-// From tensors to the problem, and the choice. Host C++.
+// Builds the planner's problem of ms_deform_attn from tensors. Host C++.
 #pragma once
 
 #include "gpu.h"
