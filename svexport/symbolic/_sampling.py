@@ -183,13 +183,17 @@ class Sampler:
         b, first = self.b, self.op("Floor", x)
         taps = self.positions(first if clipped else self.clip(first, self.number(-2), self.size()))
         positions = self.op("Max", self.op("Min", taps, self.size(1, -1)), self.number(0))
-        # In the mean of an axis's taps: a half if one of them is outside, 3/2 or more if both are.
-        moved = b.reduce("ReduceMean", self.op("Abs", self.op("Sub", taps, positions)), [2], keepdims=True)
+        # The sum of squares of an axis's taps: 1 where one of them is outside, 5 or more where both are; each is so
+        # often among the taps of all axes. By ReduceSum alone: the axes of others became an input at opset 18, which
+        # parsers of before then pass over.
+        times, apart = 2 ** (self.axes - 1), self.op("Sub", taps, positions)
+        moved = b.reduce_sum(self.op("Mul", apart, apart), [2], keepdims=True)
+        share = self.op("Sub", self.number(1), self.op("Mul", moved, self.number(0.5 / times)))
         near = self.op("Sub", self.number(1), self.op("Abs", self.op("Sub", x, positions)))
-        weights = self.combine("Mul", self.op("Mul", near, self.op("Sub", self.number(1), moved)))
+        weights = self.combine("Mul", self.op("Mul", near, share))
         pixels = b.cast(self.gather(self.image, self.tap_index(positions)), self.dtype)
         total = b.reduce_sum(self.op("Mul", pixels, weights), [2])
-        outside = self.op("Greater", b.reduce("ReduceMax", moved, [1]), self.number(1))
+        outside = self.op("Greater", b.reduce_sum(moved, [1]), self.number(4 * times))
         nothing = self.number(0)
         if not clipped:  # NaN of what is not finite
             nothing = b.reduce_sum(self.op("Mul", x, nothing), [1])
