@@ -32,10 +32,10 @@ CORE = {
     "onnxruntime": "verify, compare",
 }
 SMALL = ("numpy", "opt_einsum", "loguru", "rich")
-"""Required too, but worth a row only where they fail."""
+"""Packages that are also required, but get a row only if they fail."""
 
 APART = ("onnxscript", "tensorrt", "matplotlib")
-"""What nothing else here imports: another process does so at the same time."""
+"""Packages that nothing else here imports; a second process imports them at the same time."""
 
 _IMPORT = """
 import gc, importlib, json, sys, warnings

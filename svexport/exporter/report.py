@@ -19,7 +19,7 @@ __all__ = ["ExportReport", "Faults", "NodeSource"]
 
 
 MOST_SHOWN = 20
-"""Faults that nothing noticed, in tables."""
+"""Upper bound on the missed faults that tables show."""
 
 _UNLIKE = ("scaled", "hundredfold", "searched", "zero", "zeros")
 """Runs whose errors are large where the numbers are."""

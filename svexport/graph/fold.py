@@ -18,10 +18,10 @@ from svexport.symbolic._builder import Value
 __all__ = ["MOST_BYTES", "fold_constants"]
 
 MOST_BYTES = 16 * 2**20
-"""Upper bound on the size of a folded tensor."""
+"""Upper bound in bytes on a folded tensor."""
 
 _MOST_NEW_BYTES = 2**20
-"""Upper bound for a tensor more than 4 times as large as its inputs: a file should not store what a node repeats."""
+"""The same for tensors more than 4 times as large as their inputs: a file should not store what a node repeats."""
 
 _TYPES = {TensorProto.BOOL, TensorProto.DOUBLE, TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT8}
 _TYPES |= {TensorProto.INT16, TensorProto.INT32, TensorProto.INT64, TensorProto.UINT8}
