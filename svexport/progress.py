@@ -1,4 +1,4 @@
-"""What long work is at, said to whoever shows it: nothing here prints."""
+"""Reports the phases of long work to a listener, which shows them; nothing here prints."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _listener: ContextVar[Callable[[str], None] | None] = ContextVar("listener", def
 
 
 def phase(name: str) -> None:
-    """Says that a phase of an export begins: ``"tracing"``, ``"verifying, scaled inputs"``."""
+    """Reports that a phase of an export begins: ``"tracing"``, ``"verifying, scaled inputs"``."""
     if listener := _listener.get():
         listener(name)
 
 
 @contextmanager
 def phases_to(listener: Callable[[str], None]) -> Iterator[None]:
-    """Calls ``listener`` with each phase that begins within."""
+    """Calls ``listener`` with each phase that begins inside the context."""
     token = _listener.set(listener)
     try:
         yield

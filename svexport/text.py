@@ -1,4 +1,4 @@
-"""Reports as plain text."""
+"""Writes reports as plain text."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ["number_of", "plain"]
 
 
 def number_of(count: int, noun: str) -> str:
-    """``1 layer``, ``2 layers``."""
+    """A number with its noun: ``1 layer``, ``2 layers``."""
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def plain(renderables: Sequence[Any], notes: Sequence[str] = ()) -> str:
-    """What rich prints of ``renderables``, 110 columns wide and without colours, and a line for each of ``notes``."""
+    """``renderables`` as rich prints them, 110 columns wide and without colours, then one line per note."""
     from rich.console import Console
 
     file = io.StringIO()

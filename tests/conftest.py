@@ -1,4 +1,4 @@
-"""For all tests: which of them run, in what order, and the seeds of what is random in them (tests/harness)."""
+"""Decides for all tests which of them run, in what order, and from which seeds (see tests/harness)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What compilers make of C++ and CUDA sources, kept in the user's cache for every run and every checkout.
+"""Compiles C++ and CUDA sources and keeps the results in the user's cache, shared by all runs and checkouts.
 
-An entry is found by the hash of the command, the compilers, and the sources with all of ours that they include.
+The key of an entry is a hash of the command, the compilers, and the sources with all of ours that they include.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Shared by the tests: one-node models of an op, run in ONNX Runtime."""
+"""Helpers shared by the tests: one-node models of an op, run in ONNX Runtime."""
 
 from __future__ import annotations
 

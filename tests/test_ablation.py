@@ -1,4 +1,4 @@
-"""Which tactics earn their place, from timings that are made up: no GPU is needed."""
+"""Which tactics are worth keeping, from made-up timings; no GPU is needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark runner, as far as it goes without a GPU."""
+"""The benchmark runner, as far as it runs without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CUDA sources, as far as compilers without a GPU can tell."""
+"""The CUDA sources, as far as compilers can check them without a GPU."""
 
 from __future__ import annotations
 

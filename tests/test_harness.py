@@ -1,4 +1,4 @@
-"""What decides which tests run, and from which seeds."""
+"""The test harness: which tests run, and from which seeds."""
 
 from __future__ import annotations
 

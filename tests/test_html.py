@@ -1,4 +1,4 @@
-"""Pages stand alone, show every text as it is, and are never half written."""
+"""Pages are self-contained, show every text unchanged, and are never half written."""
 
 from __future__ import annotations
 

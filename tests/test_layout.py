@@ -1,4 +1,4 @@
-"""What keeps the package readable: folders that do not import each other, functions and files that fit in a head."""
+"""Rules that keep the package readable: no cyclic imports of folders, and limits on functions and files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an installed svexport consists of."""
+"""The contents of an installed svexport."""
 
 from __future__ import annotations
 

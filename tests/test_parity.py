@@ -1,4 +1,4 @@
-"""Parity against a plain numpy reading of its definition, and on the values where comparisons usually go wrong."""
+"""Compares parity with a plain numpy version of its definition, also on values where comparisons usually fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON that is read with bounds, whatever Python's recursion limit is."""
+"""Untrusted JSON is read within bounds, whatever Python's recursion limit is."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Habits in the sources of a training repo that cost at export or run time. Nothing of them is imported or run."""
+"""Finds habits in a training repo's sources that cost at export or run time, without importing or running them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sources in, findings out."""
+"""Reads Python sources, runs the rules over them, and reports or fixes what they find."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from svexport.errors import SvexportError
 
 __all__ = ["AdviseError", "advise", "selected"]
 
-# Folders that hold no sources of the repo's own.
+# Folders that hold none of the repo's own sources.
 LEFT_OUT = {
     ".git", ".hg", ".svn", ".venv", "venv", ".env", "env", ".tox", ".nox", ".eggs", ".mypy_cache", ".ruff_cache",
     ".pytest_cache", ".ipynb_checkpoints", "__pycache__", "__pypackages__", "node_modules", "site-packages", "build",
     "dist",
 }  # fmt: skip
-_ROUNDS = 100  # of fixes: one may make room for another, and that for a third
-MAX_NODES = 20_000  # of a function's syntax tree: several times what people write
+_ROUNDS = 100  # limit on rounds of fixes: one fix may enable another
+MAX_NODES = 20_000  # limit on the nodes of a function's syntax tree: several times what people write
 
 
 class AdviseError(SvexportError):
-    """Paths or rules that do not exist, or a fix that could not be written."""
+    """A path or rule does not exist, or a fix could not be written."""
 
 
 def advise(
@@ -45,13 +45,13 @@ def advise(
 
     Args:
         paths: files, and folders whose ``*.py`` files are read; links to folders are not followed.
-        select: codes or beginnings of codes: those rules alone.
-        ignore: codes or beginnings of codes: not those rules.
-        exclude: patterns of files and folders that are left out, by name or by path.
-        fix: whether to write better forms into the files, where they compute the same for sure.
+        select: codes or prefixes of codes of the only rules to run; all rules if empty.
+        ignore: codes or prefixes of codes of rules not to run.
+        exclude: patterns of files and folders to leave out, matched against the name and the path.
+        fix: whether to write the better form into the files, where it certainly computes the same.
 
     Returns:
-        What was found, or with ``fix`` is left. Files that cannot be read or parsed are in ``report.unread``.
+        What was found; with ``fix``, what is left. Files that cannot be read or parsed are in ``report.unread``.
 
     Raises:
         AdviseError: if a path or a rule does not exist, or a fix cannot be written.
@@ -77,10 +77,10 @@ def advise(
 
 
 def selected(select: Sequence[str] = (), ignore: Sequence[str] = ()) -> list[Rule]:
-    """The rules that ``select`` names, all without it, but for those of ``ignore``.
+    """The rules that ``select`` names (all rules if it is empty), except those that ``ignore`` names.
 
     Raises:
-        AdviseError: if one of the names is no beginning of a code.
+        AdviseError: if one of the names is not a prefix of any code.
     """
     wrong = [given for given in (*select, *ignore) if not any(_begins(code, given) for code in RULES)]
     if wrong:
@@ -103,7 +103,7 @@ def _files(paths: list[str | os.PathLike[str]], exclude: Sequence[str]) -> Itera
     missing = [os.fspath(path) for path in paths if not os.path.lexists(path)]
     if missing:
         raise AdviseError(f"expected files and folders, no such: {', '.join(map(_shown, missing))}")
-    seen: set[str] = set()  # the same file by two names, or given twice
+    seen: set[str] = set()  # real paths: a file may have two names, or be given twice
     for path in paths:
         for file in sorted(_below(Path(path), exclude)) if os.path.isdir(path) else [Path(path)]:
             real = os.path.realpath(file)
@@ -127,14 +127,14 @@ def _below(folder: Path, exclude: Sequence[str]) -> Iterator[Path]:
 
 
 def _shown(path: str | os.PathLike[str]) -> str:
-    """A path that can be printed: control characters and what is no text escaped."""
+    """The path as printable text: control characters and bytes that do not decode are escaped."""
     text = os.fsencode(path).decode("utf-8", "backslashreplace")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 @dataclass
 class _Analysis:
-    """What was found in a source, and which of its functions were too long."""
+    """The findings of one source, and its functions that were too long to analyse."""
 
     source: Source
     found: list[tuple[Rule, Found]] = field(default_factory=list)
@@ -150,7 +150,7 @@ class _Analysis:
 
 
 def _advise_file(path: Path, name: str, rules: list[Rule], fix: bool) -> tuple[list[Finding], list[Finding], int]:
-    """What is found, which functions are too long for that, and how many places were fixed."""
+    """The findings of a file, its functions that are too long to analyse, and the number of places fixed."""
     source = Source(path)
     if "torch" not in source.text:
         return [], [], 0
@@ -174,7 +174,7 @@ def _advise_file(path: Path, name: str, rules: list[Rule], fix: bool) -> tuple[l
 
 
 def _together(found: Iterable[tuple[Rule, Found]]) -> tuple[list[Edit], set[str], int]:
-    """The edits of as many findings as do not overlap."""
+    """Collects the edits of findings that do not overlap: their edits, the imports these need, and their number."""
     edits: list[Edit] = []
     imports: set[str] = set()
     count = 0
@@ -193,7 +193,7 @@ def _analyse(source: Source, rules: list[Rule]) -> _Analysis:
         file = File(source)
         scopes = _scopes(file)
         while _reach_given(scopes):
-            scopes = _scopes(file)  # which see what that tells
+            scopes = _scopes(file)  # fresh scopes, because kinds depend on which functions are reached
         for function, scope in scopes.items():
             if function.reach is Reach.OTHER:
                 continue
@@ -220,7 +220,7 @@ def _scopes(file: File) -> dict[Function, Scope]:
 
 
 def _reach_given(scopes: dict[Function, Scope]) -> bool:
-    """Reaches helpers of the file that are given tensors by what is reached; whether there are more than before."""
+    """Marks helpers that reached functions call with tensors as reached too; returns whether any reach changed."""
     before = [function.reach for function in scopes]
     for function, scope in scopes.items():  # outer ones come first
         if function.parent is not None:
@@ -233,14 +233,14 @@ def _reach_given(scopes: dict[Function, Scope]) -> bool:
             if not helper.may_be_reached and not (tensors and in_forward and helper.is_set_up_by_name):
                 continue
             given = tensors or helper.reach is Reach.TENSORS
-            given |= in_forward and helper.takes_axes  # no arrays of numpy are there
+            given |= in_forward and helper.takes_axes  # a forward has no numpy arrays, so what has axes is a tensor
             if given and not function.guarded(call):
                 helper.reach = max(helper.reach, function.reach)
     return before != [function.reach for function in scopes]
 
 
 def _counts(rule: Rule, found: Found, scope: Scope) -> bool:
-    """Whether nothing excuses it: no comment, nor that it is text, whose places in it older Pythons do not know."""
+    """Whether a finding counts: no comment suppresses it, and no f-string holds it (old Pythons misplace its nodes)."""
     if any(isinstance(parent, ast.JoinedStr) for _, parent in scope.function.above(found.node)):
         return False
     statement = scope.function.statement(found.node)

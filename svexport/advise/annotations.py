@@ -1,4 +1,4 @@
-"""What annotations of arguments and results say."""
+"""Tells from annotations of arguments and results whether they are tensors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["is_tensor_annotation", "tensors_of_annotation"]
 
 
 def is_tensor_annotation(node: ast.AST | None, names: Callable[[ast.AST], str | None]) -> bool:
-    """Whether an annotation says one tensor, or None: ``Tensor``, ``Tensor | None``, ``Optional[Tensor]``."""
+    """Whether an annotation means one tensor or None: ``Tensor``, ``Tensor | None``, ``Optional[Tensor]``."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         try:
             node = ast.parse(node.value[:200], mode="eval").body
@@ -39,7 +39,7 @@ _TENSOR_TYPES = {"Tensor", *(f"{kind}Tensor" for kind in ("Float", "Long", "Bool
 
 
 def tensors_of_annotation(node: ast.AST, names: Callable[[ast.AST], str | None]) -> bool:
-    """Whether an annotation says several tensors: ``list[Tensor]``, ``Tuple[Tensor, Tensor]``, ``Sequence[Tensor]``."""
+    """Whether it means several tensors: ``list[Tensor]``, ``Tuple[Tensor, Tensor]``, ``Sequence[Tensor]``."""
     if not isinstance(node, ast.Subscript):
         return False
     name = (names(node.value) or "").rpartition(".")[2]

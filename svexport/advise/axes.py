@@ -1,4 +1,4 @@
-"""Axes that an expression adds to a tensor, or puts elsewhere."""
+"""Expressions that permute the axes of a tensor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PERMUTING = ("permute", "transpose", "swapaxes", "swapdims", *_MOVING)
 
 
 def permuting(scope: Kinds, node: ast.AST) -> Call | None:
-    """``node`` as a permute or transpose of a tensor, its axes given."""
+    """``node`` as a call, if it is a permute or transpose of a tensor with its axes given."""
     call = scope.call(node)
     if call is None or call.name not in _PERMUTING or not call.arguments:
         return None
@@ -24,7 +24,7 @@ def permuting(scope: Kinds, node: ast.AST) -> Call | None:
 
 
 def permuted(scope: Kinds, node: ast.expr) -> Call | None:
-    """``node``, or what a name that is used nowhere else stands for, as a permute; made contiguous or not."""
+    """``node`` as a permute, looking through a name that is used only here and through ``.contiguous()``."""
     binding = scope.definition(node)
     if binding is not None:
         uses = [use for use in binding.uses if not _asks_for_type(scope, use)]
@@ -36,13 +36,13 @@ def permuted(scope: Kinds, node: ast.expr) -> Call | None:
 
 
 def _asks_for_type(scope: Kinds, use: ast.Name) -> bool:
-    """``x.device``, ``x.dtype``: no matter how it is permuted."""
+    """Whether a use is ``x.device`` or ``x.dtype``, which no permute changes."""
     parent = scope.file.parents[use]
     return isinstance(parent, ast.Attribute) and parent.attr in ("device", "dtype")
 
 
 def permutation(call: Call, rank: int | None) -> tuple[int, ...] | None:
-    """The axes of a permute or transpose in full, None if they are not written out or take a rank that is not known."""
+    """The full permutation of a permute or transpose; None if its axes are not written out or need an unknown rank."""
     dims = call.dims
     if dims is None:
         return None
@@ -62,5 +62,5 @@ def permutation(call: Call, rank: int | None) -> tuple[int, ...] | None:
 
 
 def composed(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
-    """One permute in the place of two: ``x.permute(first).permute(second)``."""
+    """The single permute equal to ``x.permute(first).permute(second)``."""
     return tuple(first[axis] for axis in second)

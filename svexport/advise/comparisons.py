@@ -11,7 +11,7 @@ __all__ = ["Comparison", "comparison"]
 
 _ORDERS = {"gt", "lt", "ge", "le", "greater", "less", "greater_equal", "less_equal"}
 _EQUALITIES = {"eq", "ne"}
-_THRESHOLDS = ("thr", "conf")  # in the names of numbers that tensors are compared with
+_THRESHOLDS = ("thr", "conf")  # parts of names that mark a name as a number to compare with
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class Comparison:
 
     Attributes:
         node: the whole expression.
-        number: what is compared with, written out or named.
-        is_order: whether it asks for more or less, not whether it is equal.
+        number: the number compared with, a literal or a name.
+        is_order: whether the operator is an ordering (``<``, ``>=``, ...) rather than an equality.
     """
 
     node: ast.expr
@@ -38,7 +38,7 @@ class Comparison:
 
 
 def comparison(scope: Scope, node: ast.AST) -> Comparison | None:
-    """What compares ``node`` with a number, None if nothing does."""
+    """The comparison of ``node`` with a number; None if there is none."""
     parent = scope.parent(node)
     if isinstance(parent, ast.Compare):
         if len(parent.ops) != 1:

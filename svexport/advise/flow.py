@@ -11,19 +11,19 @@ from svexport.advise.functions import FUNCTIONS, Function
 __all__ = ["Binding", "Flow"]
 
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
-# What binds a name that is no ast.Name.
+# Nodes that bind a name held as a string, not as an ast.Name.
 _NAMED: tuple[type[ast.AST], ...] = (*FUNCTIONS, ast.ClassDef, ast.ExceptHandler, ast.MatchAs, ast.MatchStar)
 _JUMPS = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 
 
 @dataclass(eq=False)
 class Binding:
-    """How a name gets a value: ``value`` itself, its ``index``-th item or, without an index, each; or none known.
+    """How a name gets a value: ``value`` itself, its ``index``-th item, or (no index) each item; None if unknown.
 
     Attributes:
-        statement: what binds it; None for a parameter.
-        parameter: the parameter that it is.
-        uses: where the value is read, perhaps; in nested functions too.
+        statement: the node that binds the name; None for a parameter.
+        parameter: the parameter, if the binding is one.
+        uses: names that may read the value, in nested functions too.
     """
 
     value: ast.expr | None
@@ -38,14 +38,14 @@ Reaching = dict[str, frozenset[Binding]]
 
 
 class Flow:
-    """What reaches each name of one function.
+    """Which bindings reach each name of one function.
 
-    Loops are gone through once: at their head each name may have what any round gives it.
+    Each loop is walked once: at its head a name may have any value that some round gives it.
 
     Attributes:
-        bindings: all that gives the function's own names values, by name, its parameters apart.
-        parameters: those as bindings, by name.
-        definitions: what may reach a name where it is read. Names of nested functions and of the file have none.
+        bindings: all bindings of the function's own names except parameters, by name.
+        parameters: the bindings of the parameters, by name.
+        definitions: the bindings that may reach each name that is read, except names of nested functions and the file.
     """
 
     def __init__(self, function: Function) -> None:
@@ -63,13 +63,13 @@ class Flow:
         for node, reached in self.definitions.items():
             for binding in reached:
                 binding.uses.append(node)
-        for node in function.every(ast.Name):  # what nested functions read, and what no path reaches
+        for node in function.every(ast.Name):  # names that nested functions read, or that no path reaches
             if isinstance(node.ctx, ast.Load) and node not in self.definitions:
                 for binding in everything.get(node.id, []):
                     binding.uses.append(node)
 
     def bound_by(self, statement: ast.AST) -> list[Binding]:
-        """What a statement, or a part of one, binds."""
+        """The bindings that a statement, or a part of one, makes."""
         return [binding for _, binding in self._of.get(statement, [])]
 
     def _bind(self, target: ast.expr, binding: Binding, statement: ast.AST) -> None:
@@ -145,11 +145,11 @@ class Flow:
             self._bind(loop.target, Binding(loop.iter, True, None, loop), loop)
 
     def _block(self, body: Iterable[ast.stmt], reaching: Reaching) -> Reaching | None:
-        """What reaches the end of a block; None if nothing does."""
+        """The bindings that reach the end of a block; None if control never does."""
         now: Reaching | None = dict(reaching)
         for statement in body:
             if now is None:
-                return None  # never run
+                return None  # this statement never runs
             now = self._statement(statement, now)
         return now
 
@@ -223,15 +223,15 @@ class Flow:
             now[name] = frozenset((binding,))
 
     def _give_all_inside(self, node: ast.AST, now: Reaching, itself: bool = False) -> None:
-        """Adds whatever is bound anywhere inside a statement to what is bound before it."""
+        """Adds every binding made inside a statement to those that reach the statement."""
         for part in ast.walk(node):
             if (part is not node or itself) and not isinstance(part, _SCOPED):
                 self._add_to(part, now)
 
     def _read(self, node: ast.AST, now: Reaching) -> None:
-        """Notes what reaches the names that an expression reads."""
+        """Records the bindings that reach each name that an expression reads."""
         if isinstance(node, ast.Name):
-            # The target of ``x += y`` is read, too.
+            # ``x += y`` reads its target as well.
             augmented = isinstance(self.function.file.parents[node], ast.AugAssign)
             if isinstance(node.ctx, ast.Load) or augmented:
                 reached = now.get(node.id)
@@ -254,7 +254,7 @@ class Flow:
                     self._read(test, inside)
             for part in (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,):
                 self._read(part, inside)
-            for inner in ast.walk(node):  # a walrus gives its name to the function
+            for inner in ast.walk(node):  # a walrus binds its name in the function, not in the comprehension
                 if isinstance(inner, ast.NamedExpr):
                     self._add_to(inner, now)
             return
@@ -268,11 +268,11 @@ class Flow:
             now[name] = now.get(name, frozenset()) | {binding}
 
 
-_SCOPED = (ast.comprehension, ast.Lambda)  # whose names end with them
+_SCOPED = (ast.comprehension, ast.Lambda)  # nodes whose names do not outlive them
 
 
 def _joined(*ends: Reaching | None) -> Reaching | None:
-    """What reaches a place by one way or another."""
+    """The bindings that reach a place by any of several paths; None if no path does."""
     ways = [end for end in ends if end is not None]
     if len(ways) < 2:
         return ways[0] if ways else None

@@ -1,4 +1,4 @@
-"""What a file defines: imported names, classes, and functions with what reaches them; all from the syntax tree."""
+"""The definitions of a file, from its syntax tree: imported names, classes, and functions with their reach."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ __all__ = ["Class", "File", "Function", "Reach", "is_of_axes"]
 
 Node = TypeVar("Node", bound=ast.AST)
 Value = TypeVar("Value")
-_DEPTH = 20  # of names of layers that stand for others
+_DEPTH = 20  # limit on names of layers that stand for other names
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-# Begins of names of what prepares a model, or shows it.
+# Prefixes of the names of functions that prepare a model or show it.
 _SET_UP = (
     *("from_", "init_", "initiali", "reset", "load", "convert"),
     *("remap", "test", "checkpoint", "save", "plot", "draw"),
@@ -47,7 +47,7 @@ class File:
     """One file's imports, classes and functions.
 
     Attributes:
-        names: dotted names of what is imported: ``{"F": "torch.nn.functional"}``.
+        names: the dotted name behind each imported name: ``{"F": "torch.nn.functional"}``.
         parents: each node's parent.
     """
 
@@ -87,17 +87,17 @@ class File:
                     function.nodes.setdefault(type(child), []).append(child)
                 pending.append((child, cls, inside))
         for function in self.functions:
-            for nodes in function.nodes.values():  # a stack turns their order round
+            for nodes in function.nodes.values():  # the stack above does not visit nodes in the order of the text
                 nodes.sort(key=_place)
 
     @cached_property
     def helpers(self) -> dict[str, Function]:
-        """Functions of the file itself by name."""
+        """The module-level functions of the file, by name."""
         return {f.name: f for f in self.functions if f.owner is None and f.parent is None}
 
     @cached_property
     def constants(self) -> dict[str, ast.expr]:
-        """What names of the file itself are, where they are assigned once: ``MEAN = [0.485, 0.456, 0.406]``."""
+        """The values of module-level names that are assigned once: ``MEAN = [0.485, 0.456, 0.406]``."""
         found: dict[str, list[ast.expr]] = {}
         for node in self.source.tree.body:
             for target in node.targets if isinstance(node, ast.Assign) else []:
@@ -138,7 +138,7 @@ class Class:
 
     @cached_property
     def bases(self) -> list[str]:
-        """Dotted names of its bases, those of local bases included."""
+        """Dotted names of its bases, including the bases of bases in this file."""
         return [name for cls in self.line for name in cls._named]
 
     @cached_property
@@ -148,7 +148,7 @@ class Class:
 
     @cached_property
     def line(self) -> list[Class]:
-        """Itself, then its bases of this file, nearest first."""
+        """The class itself, then its bases in this file, nearest first."""
         line = [self]
         for cls in line:
             local = [self.file.classes[name] for name in cls._named if name in self.file.classes]
@@ -156,12 +156,12 @@ class Class:
         return line
 
     def method(self, name: str) -> Function | None:
-        """The method that ``self.name`` is, a base's included."""
+        """The method that ``self.name`` is, possibly inherited."""
         return next((cls.methods[name] for cls in self.line if name in cls.methods), None)
 
     @cached_property
     def is_module(self) -> bool:
-        """Whether it derives from ``torch.nn.Module``, as far as names tell."""
+        """Whether the class derives from ``torch.nn.Module``, judged by names."""
         if any(name.endswith("autograd.Function") or name == "Function" for name in self.bases):
             return False
         return any(name.rpartition(".")[2].endswith(MODULE_BASES) for name in self.bases) or (
@@ -170,19 +170,19 @@ class Class:
 
     @cached_property
     def is_training_only(self) -> bool:
-        """Whether its name, or a base's, is that of a loss or of what assigns targets."""
+        """Whether its name, or a base's, says that it is a loss or assigns targets."""
         names = [self.node.name, *(name.rpartition(".")[2] for name in self.bases)]
         return any(word in name for name in names for word in TRAINING_CLASSES)
 
     @cached_property
     def is_data(self) -> bool:
-        """Whether its name, or a base's, is that of a data set or of what prepares data."""
+        """Whether its name, or a base's, says that it is a data set or prepares data."""
         names = [self.node.name, *(name.rpartition(".")[2] for name in self.bases)]
         return any(word in name for name in names for word in DATA_CLASSES)
 
     @cached_property
     def _assigned(self) -> dict[str, list[ast.expr]]:
-        """All that ``__init__`` assigns to ``self.name``."""
+        """All values that ``__init__`` assigns to each ``self.name``."""
         found: dict[str, list[ast.expr]] = {}
         init = self.methods.get("__init__")
         for node in init.all(ast.Assign) if init else ():
@@ -196,7 +196,7 @@ class Class:
         return found
 
     def _inherited(self, own: Callable[[Class], dict[str, Value]]) -> dict[str, Value]:
-        """What a class and its bases say of attributes, each by the first that assigns it."""
+        """Merges ``own`` of the class and its bases; for each attribute the nearest class that assigns it counts."""
         found: dict[str, Value] = {}
         known: set[str] = set()
         for cls in self.line:
@@ -206,18 +206,18 @@ class Class:
 
     @cached_property
     def constants(self) -> dict[str, ast.expr]:
-        """What is assigned in the body of the class: ``MEAN = [0.485, 0.456, 0.406]``."""
+        """The values assigned in the body of the class: ``MEAN = [0.485, 0.456, 0.406]``."""
         assigned = [n for cls in reversed(self.line) for n in cls.node.body if isinstance(n, ast.Assign)]
         return {t.id: node.value for node in assigned for t in node.targets if isinstance(t, ast.Name)}
 
     @cached_property
     def attributes(self) -> dict[str, ast.expr]:
-        """What ``self.name`` is, where ``__init__`` assigns it once: ``{"conv": <nn.Conv2d(...)>}``."""
+        """The values of attributes that ``__init__`` assigns once: ``{"conv": <nn.Conv2d(...)>}``."""
         return self._inherited(lambda cls: {name: v[0] for name, v in cls._assigned.items() if len(v) == 1})
 
     @cached_property
     def settled(self) -> frozenset[str]:
-        """Attributes that ``__init__`` or the class itself assigns, and no other method."""
+        """Attributes that only ``__init__`` or the body of the class assigns."""
         changed = {
             node.attr
             for cls in self.line
@@ -229,7 +229,7 @@ class Class:
 
     @cached_property
     def tensors(self) -> frozenset[str]:
-        """Attributes that are given a tensor: an argument of ``__init__`` that is annotated as one."""
+        """Attributes that hold an argument of ``__init__`` annotated as a tensor."""
         return frozenset(name for cls in self.line for name in cls._given_tensors) & self.settled
 
     @cached_property
@@ -243,7 +243,7 @@ class Class:
         return {n for n, v in self._assigned.items() if all(isinstance(x, ast.Name) and x.id in given for x in v)}
 
     def default(self, attribute: str) -> ast.expr | None:
-        """What ``self.attribute`` is, or has by default where an argument of ``__init__`` gives it."""
+        """The value of ``self.attribute``, or the default of the ``__init__`` argument that it is assigned from."""
         value = self.attributes.get(attribute)
         init = next((cls.methods.get("__init__") for cls in self.line if attribute in cls._assigned), None)
         if init is None or not isinstance(value, ast.Name):
@@ -256,15 +256,15 @@ class Class:
 
     @cached_property
     def layers(self) -> dict[str, list[str]]:
-        """Dotted classes that ``self.name`` may be one of, where all are known: ``{"self.conv": ["torch.nn.Conv2d"]}``.
+        """The dotted classes that each ``self.name`` may be, if all are known: ``{"self.conv": ["torch.nn.Conv2d"]}``.
 
-        That of ``nn.Sequential`` is one that makes the same kind of tensor.
+        An ``nn.Sequential`` is given as a class that makes the same kind of tensor.
         """
         return self._inherited(lambda cls: {f"self.{n}": f for n, v in cls._assigned.items() if (f := cls._of_all(v))})
 
     @cached_property
     def items(self) -> dict[str, list[str]]:
-        """The same of what ``self.name`` is a list of."""
+        """The dotted classes that the items of each list ``self.name`` may be, if all are known."""
         return self._inherited(lambda cls: cls._own_items)
 
     @cached_property
@@ -285,7 +285,7 @@ class Class:
         return sorted({name for names in found for name in names}) if all(found) else []
 
     def _of(self, value: ast.expr, depth: int = 0) -> list[str]:
-        """Classes that an expression of ``__init__`` makes one of; none if that is not known."""
+        """The classes whose instance an expression of ``__init__`` may be; empty if unknown."""
         if depth > _DEPTH:
             return []
         if isinstance(value, ast.IfExp):
@@ -308,17 +308,17 @@ class Class:
         return self._of_sequence(arguments, depth + 1) if name == "torch.nn.Sequential" else [name]
 
     def _of_sequence(self, arguments: list[ast.expr], depth: int) -> list[str]:
-        """One class that makes what layers behind each other make: the last that says how many axes there are."""
+        """A class that makes what a sequence of layers makes: the last layer that determines the rank."""
         whole = ["torch.nn.Sequential"]
         for argument in reversed(arguments):
             names = {*self._of(argument, depth)}
             if not names <= SAME_RANK or not names:
                 known = names <= {*RANKS} or (len(names) == 1 and names <= {*self.file.classes})
                 return sorted(names) if known and names else whole
-        return ["torch.nn.Linear"] if arguments else whole  # which keeps all axes but the last
+        return ["torch.nn.Linear"] if arguments else whole  # a Linear keeps all axes but the last
 
     def _parts(self, value: ast.expr) -> list[ast.expr | None]:
-        """What a list of layers is made of, None for what is not known."""
+        """The expressions that make the items of a list of layers; None for unknown items."""
         if isinstance(value, (ast.List, ast.Tuple)):
             return list(value.elts)
         if isinstance(value, (ast.ListComp, ast.GeneratorExp)):
@@ -333,7 +333,7 @@ class Class:
 
     @cached_property
     def buffers(self) -> dict[str, ast.expr | None]:
-        """Its buffers and parameters by name, with what they are made of, if that is one thing."""
+        """Its buffers and parameters by name, each with the one expression that makes it, if there is one."""
         return self._inherited(lambda cls: cls._own_buffers)
 
     @cached_property
@@ -356,7 +356,7 @@ class Class:
         return self.file.qualified(node.func) if isinstance(node, ast.Call) else None
 
     def settle(self) -> None:
-        """Finds which methods a forward reaches, those of its bases in this file included."""
+        """Finds the methods that a forward reaches, including those of its bases in this file."""
         if not self.is_module:
             return
         names = {name for cls in self.line for name in cls.methods}
@@ -371,7 +371,7 @@ class Class:
                 pending += method.mentioned()
 
     def settle_set_up(self) -> None:
-        """Finds what only set-up calls, which is part of it."""
+        """Finds the methods that set-up calls and no forward reaches; they are set-up as well."""
         pending = ["__init__"] if self.is_module else []
         while pending:
             name = pending.pop()
@@ -381,12 +381,12 @@ class Class:
 
 
 class Function:
-    """A function or method, nested ones apart.
+    """A function or method; nested functions are functions of their own.
 
     Attributes:
-        owner: the class whose method it, or the function around it, is.
+        owner: the class of which it, or the function around it, is a method.
         parent: the function around it.
-        nodes: what stands in it by type, in the order of the text.
+        nodes: its nodes by type, in the order of the text.
         reach: what is known of when it runs.
     """
 
@@ -406,17 +406,17 @@ class Function:
         return self.nodes.get(kind, [])  # type: ignore[return-value]
 
     def every(self, kind: type[Node]) -> Iterator[Node]:
-        """Its nodes of one type, nested functions included."""
+        """Its nodes of one type, including those of nested functions."""
         return (node for node in ast.walk(self.node) if isinstance(node, kind))
 
     @cached_property
     def parameters(self) -> list[ast.arg]:
-        """The function's own, positional ones first, without ``*args`` and ``**kwargs``."""
+        """The function's own parameters, positional ones first, without ``*args`` and ``**kwargs``."""
         a = self.node.args
         return [*a.posonlyargs, *a.args, *a.kwonlyargs]
 
     def mentioned(self) -> list[str]:
-        """What a method takes from ``self``, but for what it does once or in training only."""
+        """The attributes of ``self`` that a method reads, except where it does so once or only in training."""
         return [
             node.attr
             for node in self.every(ast.Attribute)
@@ -426,13 +426,13 @@ class Function:
 
     @cached_property
     def may_be_reached(self) -> bool:
-        """Whether its name, decorators or class do not say that it is set-up, training or data."""
+        """Whether neither its name, its decorators nor its class say that it is set-up, training or data."""
         of_data = self.owner is not None and self.owner.is_data
         return not (self._begins_as_set_up or self._is_set_up() or self._is_left_out() or of_data)
 
     @cached_property
     def takes_axes(self) -> bool:
-        """Whether it takes something apart along axes: ``x[..., :2]``, ``x[:, 0]``."""
+        """Whether it indexes a parameter along axes: ``x[..., :2]``, ``x[:, 0]``."""
         given = {p.arg for p in self.parameters}
         return any(
             isinstance(node.value, ast.Name) and node.value.id in given and is_of_axes(node.slice)
@@ -440,7 +440,7 @@ class Function:
         )
 
     def settle(self) -> None:
-        """Decides on ``reach``."""
+        """Sets ``reach``."""
         if self.parent is not None:
             self.reach = self.parent.reach
         elif not self.may_be_reached:
@@ -452,7 +452,7 @@ class Function:
 
     @cached_property
     def is_set_up_by_name(self) -> bool:
-        """Whether nothing but the begin of its name says that it is set-up: ``init_state``."""
+        """Whether only the prefix of its name says that it is set-up: ``init_state``."""
         return self._begins_as_set_up and not (self._is_set_up() or self._is_left_out())
 
     @cached_property
@@ -469,7 +469,7 @@ class Function:
         )
 
     def _is_left_out(self) -> bool:
-        """Compilers are told to leave it alone, or it is a custom function's."""
+        """Whether a decorator excludes it (hidden from compilers, fixture, cache), or its class is for training."""
         names = [self.file.qualified(d.func if isinstance(d, ast.Call) else d) or "" for d in self.node.decorator_list]
         last = [name.rpartition(".")[2] for name in names]
         if any(name in ("ignore", "unused", "disable", "fixture", "jit") or "cache" in name for name in last):
@@ -500,25 +500,25 @@ class Function:
 
     @cached_property
     def is_without_gradients(self) -> bool:
-        """``@torch.no_grad()``, or ``with torch.inference_mode():`` around a part of it: it computes with tensors."""
+        """Whether ``@torch.no_grad()`` or ``with torch.inference_mode():`` says that it computes with tensors."""
         items = [item.context_expr for item in self.all(ast.withitem)]
         called = [node.func if isinstance(node, ast.Call) else node for node in (*self.node.decorator_list, *items)]
         return any(self.file.qualified(node) in ("torch.no_grad", "torch.inference_mode") for node in called)
 
     def _is_own_forward(self, call: ast.Call, given: set[str]) -> bool:
-        """Whether a module is called with what its method is given: ``self(x)``."""
+        """Whether a method calls its own module with one of its arguments: ``self(x)``."""
         own = self.owner is not None and self.file.qualified(call.func) in ("self", "self.forward")
         return own and any(isinstance(a, ast.Name) and a.id in given for a in call.args)
 
     def _is_viewed(self, node: ast.Attribute) -> bool:
-        """``x.size(1)``, ``x.view(a, b)``: numpy's size is no function, and its view takes a type."""
+        """Whether it is ``x.size(1)`` or ``x.view(a, b)``: numpy's size is no function, its view takes a type."""
         call = self.file.parents[node]
         if not isinstance(call, ast.Call) or call.func is not node:
             return False
         return (node.attr == "size" and len(call.args) < 2) or (node.attr == "view" and len(call.args) > 1)
 
     def _is_method_of(self, call: ast.Call, given: set[str]) -> bool:
-        """``(p / (1 - p)).log()``: neither numbers nor arrays of numpy have that."""
+        """Whether it is ``(p / (1 - p)).log()``: neither numbers nor numpy arrays have that method."""
         attribute = call.func
         if not isinstance(attribute, ast.Attribute) or call.args or call.keywords or attribute.attr not in ACTIVATIONS:
             return False
@@ -526,21 +526,21 @@ class Function:
         return isinstance(of, ast.BinOp) and any(isinstance(n, ast.Name) and n.id in given for n in ast.walk(of))
 
     def _is_computed_from(self, call: ast.Call, given: set[str]) -> bool:
-        """Whether a torch function computes something of what the function is given."""
+        """Whether ``call`` is a torch function that takes one of the ``given`` names."""
         module, _, name = (self.file.qualified(call.func) or "").rpartition(".")
         if not module.startswith("torch") or name not in METHODS | {"cat", "stack", "einsum", "concat"}:
             return False
         return any(isinstance(node, ast.Name) and node.id in given for a in call.args for node in ast.walk(a))
 
     def above(self, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
-        """(child, parent) from ``node`` up to this function."""
+        """Pairs (child, parent) from ``node`` up to this function."""
         while node is not self.node:
             parent = self.file.parents[node]
             yield node, parent
             node = parent
 
     def loops(self, node: ast.AST) -> list[ast.For]:
-        """The for loops in whose body it is, the innermost first."""
+        """The for loops whose bodies hold ``node``, innermost first."""
         return [parent for child, parent in self.above(node) if isinstance(parent, ast.For) and child in parent.body]
 
     def in_loop(self, node: ast.AST) -> bool:
@@ -559,7 +559,7 @@ class Function:
         return False
 
     def guarded(self, node: ast.AST) -> bool:
-        """Whether ``node`` runs only in training, only without a tracer, or once; or in an assertion or error."""
+        """Whether ``node`` runs only in training, only without a tracer, once, or in an assertion or error."""
         for child, parent in self.above(node):
             if isinstance(parent, (ast.Assert, ast.Raise)):
                 return True
@@ -572,7 +572,7 @@ class Function:
         return False
 
     def is_kept(self, node: ast.AST) -> bool:
-        """Whether ``node`` makes what is assigned to an attribute of ``self``: state, not made in every forward."""
+        """Whether ``node`` makes a value assigned to an attribute of ``self``: state, not made in every forward."""
         statement = self.statement(node)
         if not isinstance(statement, ast.Assign) or node in ast.walk(statement.targets[0]):
             return False
@@ -591,7 +591,7 @@ def _place(node: ast.AST) -> tuple[int, int]:
 
 
 def is_of_axes(index: ast.expr) -> bool:
-    """``[..., :2]``, ``[:, None]``: of what has axes."""
+    """Whether an index is such that only a value with axes takes it: ``[..., :2]``, ``[:, None]``."""
     items = index.elts if isinstance(index, ast.Tuple) else [index]
     several = len(items) > 1 and any(isinstance(item, ast.Slice) for item in items)
     return several or any(isinstance(item, ast.Constant) and item.value in (None, Ellipsis) for item in items)

@@ -1,4 +1,4 @@
-"""Branches that do not count: of training, of what no tracer sees, and of what is made once."""
+"""Branches that rules skip: those that run only in training, only without a tracer, or once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["excuses"]
 
 
 def excuses(test: ast.expr, in_body: bool) -> bool:
-    """Whether a branch, the body of the test or what is beside it, runs only in training, without a tracer, or once."""
+    """Whether a branch (the test's body, or its else) runs only in training, only without a tracer, or once."""
     words = {n.attr for n in ast.walk(test) if isinstance(n, ast.Attribute)}
     words |= {n.id for n in ast.walk(test) if isinstance(n, ast.Name)}
     if words & TRACING:
@@ -24,7 +24,7 @@ def excuses(test: ast.expr, in_body: bool) -> bool:
         if isinstance(node, ast.Compare) and isinstance(node.comparators[0], ast.Constant):
             if isinstance(node.ops[0], ast.IsNot) and in_body and _last_name(node.left).endswith(LABELS):
                 return True
-            # A cache that is filled once.
+            # ``if self.cache is None``: a cache that is filled once.
             if isinstance(node.ops[0], ast.Is) and in_body and isinstance(node.left, ast.Attribute):
                 return True
     return False

@@ -1,4 +1,4 @@
-"""Which expressions of a function are tensors and sizes, as far as its text tells. What is not certain has no kind."""
+"""Which expressions of a function are tensors or sizes, judged by its text; uncertain expressions have no kind."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from svexport.advise.torch_names import (
 __all__ = ["Call", "Kind", "Kinds", "Peers", "argument", "integer"]
 
 _PREFIXES = ("torch.nn.functional.", "torch.", "nn.functional.")
-_DEPTH = 60  # of expressions and names defined by names
+_DEPTH = 60  # limit on nested expressions and on names defined by names
 _SHAPING = UNMISTAKABLE | {"view", "reshape", "flatten", "transpose", "squeeze"}
-_STEPS = 20_000  # per function: no text makes this take long
+_STEPS = 20_000  # limit per function, so that no text takes long
 
 
 class Kind(enum.Enum):
-    """What the value of an expression is, as far as a source tells."""
+    """What the value of an expression is, judged by the source."""
 
     TENSOR = "a tensor"
     TENSORS = "a tuple or list of tensors"
@@ -41,12 +41,12 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a torch function or of a method, in one form.
+    """A call of a torch function or of a tensor's method, in one form for both.
 
     Attributes:
-        name: of the function or method: ``"sum"``, ``"linalg.inv"``.
+        name: the function or method: ``"sum"``, ``"linalg.inv"``.
         input: the tensor it is called on.
-        arguments: what follows it.
+        arguments: the positional arguments after the input.
     """
 
     node: ast.Call
@@ -57,7 +57,7 @@ class Call:
 
     @cached_property
     def keywords(self) -> dict[str | None, ast.expr]:
-        """Arguments by keyword; those of ``**`` under None."""
+        """Arguments by keyword; a ``**`` argument is under None."""
         return {k.arg: k.value for k in self.node.keywords}
 
     def get(self, position: int, *names: str) -> ast.expr | None:
@@ -68,7 +68,7 @@ class Call:
 
     @cached_property
     def dims(self) -> tuple[int, ...] | None:
-        """Its arguments where all are integers: ``permute(0, 2, 1)``, ``permute((0, 2, 1))``, ``transpose(1, 2)``."""
+        """Its arguments if all are integers: ``permute(0, 2, 1)``, ``permute((0, 2, 1))``, ``transpose(1, 2)``."""
         items = list(self.arguments) or [v for k, v in self.keywords.items() if k in ("dims", "dim0", "dim1", "dim")]
         if len(items) == 1 and isinstance(items[0], (ast.Tuple, ast.List)):
             items = items[0].elts
@@ -77,11 +77,11 @@ class Call:
 
 
 class Peers(dict[Function, "Kinds"]):
-    """The functions of a file."""
+    """The functions of a file with the kinds of their expressions."""
 
     @cached_property
     def sites(self) -> dict[Function, list[tuple[Kinds, ast.Call]]]:
-        """Where functions of the file call each."""
+        """The calls of each function from functions of the file."""
         found: dict[Function, list[tuple[Kinds, ast.Call]]] = {}
         for peer in self.values():
             for call in peer.function.all(ast.Call):
@@ -107,16 +107,16 @@ class Kinds:
 
     @cached_property
     def flow(self) -> Flow:
-        """Which values reach its names."""
+        """The bindings that reach the function's names."""
         return Flow(self.function)
 
     @property
     def bindings(self) -> dict[str, list[Binding]]:
-        """Everything that gives the function's own names values."""
+        """All bindings of the function's own names except parameters, by name."""
         return self.flow.bindings
 
     def definition(self, node: ast.AST) -> Binding | None:
-        """The one binding whose value a name has there, None if there may be several."""
+        """The one binding that reaches a name; None if there may be several."""
         reached = self.flow.definitions.get(node, frozenset()) if isinstance(node, ast.Name) else frozenset()
         return next(iter(reached)) if len(reached) == 1 else None
 
@@ -125,13 +125,13 @@ class Kinds:
         return self.kind(node) is Kind.TENSOR
 
     def is_state(self, node: ast.expr) -> bool:
-        """Whether it is a buffer or parameter, of one size in every forward."""
+        """Whether ``node`` is a buffer or parameter, whose size is the same in every forward."""
         name = self.file.qualified(self.value_of(node)) or ""
         owner = self.function.owner
         return owner is not None and name.startswith("self.") and name.removeprefix("self.") in owner.buffers
 
     def call(self, node: ast.AST) -> Call | None:
-        """``node`` as a call of a torch function with an input, or of a method of what is not an imported module."""
+        """``node`` as a call of a torch function with an input, or of a method of anything but an imported module."""
         if not isinstance(node, ast.Call):
             return None
         name = self.file.qualified(node.func)
@@ -152,7 +152,7 @@ class Kinds:
         return Call(node, node.func.attr, node.func.value, tuple(node.args), True)
 
     def _layer(self, name: str | None) -> str | None:
-        """The function that a layer of ``self`` computes elementwise."""
+        """The name of the elementwise function that a layer of ``self`` computes."""
         if name is None or not name.startswith("self.") or self.function.owner is None:
             return None
         layers = self.function.owner.layers.get(name, [])
@@ -167,7 +167,7 @@ class Kinds:
         return Call(node, name, first, tuple(node.args[1:]), False)
 
     def value_of(self, node: ast.expr) -> ast.expr:
-        """What a name stands for where it is one value; any other expression itself."""
+        """The expression that a name stands for if only one binding reaches it; any other expression itself."""
         for _ in range(_DEPTH):
             binding = self.definition(node)
             if binding is None or binding.item or binding.value is None or isinstance(binding.statement, ast.AugAssign):
@@ -176,7 +176,7 @@ class Kinds:
         return node
 
     def is_of_file(self, name: ast.Name) -> bool:
-        """Whether no function around gives a name its value."""
+        """Whether neither this function nor one around it binds a name."""
         around: Kinds | None = self
         while around is not None:
             if name.id in around.flow.bindings or name.id in around.flow.parameters:
@@ -185,7 +185,7 @@ class Kinds:
         return True
 
     def binding_of(self, node: ast.AST) -> Binding | None:
-        """What gives ``node``, the whole right side of an assignment, to one name."""
+        """The binding of ``node`` to one name, if ``node`` is the whole right side of an assignment."""
         parent = self.file.parents[node]
         if isinstance(parent, (ast.Assign, ast.AnnAssign)) and parent.value is node:
             bound = self.flow.bound_by(parent)
@@ -194,9 +194,9 @@ class Kinds:
         return None
 
     def reads(self, node: ast.expr) -> list[ast.expr]:
-        """Where what ``node`` computes is read: itself, or each use of the name that it is given to.
+        """The expressions that read the value of ``node``: each use of the name that it is assigned to.
 
-        A use that may have another value as well leaves it at ``node`` itself.
+        It is ``node`` itself if it has no such name, or if one of the uses may have another value.
         """
         binding = self.binding_of(node)
         if binding is None or not all(self.is_only(use, binding) for use in binding.uses):
@@ -204,7 +204,7 @@ class Kinds:
         return list(binding.uses)
 
     def is_only(self, use: ast.Name, binding: Binding) -> bool:
-        """Whether a name has that value there and no other; in a nested function, whether it ever has."""
+        """Whether only ``binding`` reaches ``use``; in a nested function, whether the name has no other binding."""
         if use in self.flow.definitions:
             return self.definition(use) is binding
         return self.bindings.get(use.id) == [binding] and use.id not in self.flow.parameters
@@ -217,7 +217,7 @@ class Kinds:
         if node not in self._known:
             if self._steps > _STEPS or self._depth > _DEPTH:
                 return None
-            self._known[node] = None  # for what is defined by itself
+            self._known[node] = None  # ends the recursion of values defined by themselves
             self._steps += 1
             self._depth += 1
             try:
@@ -225,18 +225,18 @@ class Kinds:
             finally:
                 self._depth -= 1
             self._known.pop(node, None)
-            self._known[node] = known  # behind all that it was found by
+            self._known[node] = known  # moved behind the entries it rests on: _kind_of_open drops by order
         return self._known[node]
 
     def kind_of_any(self, bindings: Iterable[Binding]) -> Kind | None:
-        """What a name is that has one of these values.
+        """The kind of a name that may have any of these bindings; None if they differ.
 
-        What ``x = x.flatten(1)`` makes of a tensor is one: taken for granted, then dropped if that fails.
+        The kind of ``x`` in ``x = x.flatten(1)`` rests on itself: it is assumed, then dropped if that proves wrong.
         """
         kinds, open_ = set(), []
         for binding in bindings:
             if isinstance(binding.value, ast.Constant) and binding.value.value is None and not binding.item:
-                continue  # set later, on the way to its use
+                continue  # ``x = None``: another binding sets it before its use
             if binding in self._open:
                 open_.append(binding)
             else:
@@ -296,7 +296,7 @@ class Kinds:
         return self.kind_of_any(reached) if reached is not None else self._kind_around(node.id)
 
     def _kind_around(self, name: str) -> Kind | None:
-        """The kind of a name of the functions around, whatever they give it."""
+        """The kind of a name of an enclosing function, over all of its bindings there."""
         if self._around is None:
             return None
         flow = self._around.flow
@@ -328,7 +328,7 @@ class Kinds:
         return Kind.TENSOR if kind in (Kind.TENSOR, Kind.TENSORS) else None
 
     def _is_result(self, binding: Binding) -> bool:
-        """Whether it is what something called in forward returned, and is used as only a tensor can be."""
+        """Whether the value is the result of a call in a forward and is used as only a tensor can be."""
         if binding.value is None or self.function.reach is not Reach.FORWARD:
             return False
         root: ast.AST = binding.value
@@ -350,23 +350,23 @@ class Kinds:
         if any(self._asks_for_type(call, name) for call in self.function.all(ast.Call)):
             return None
         for use in binding.uses:
-            # Where it may be bound already, it is what that was made of, perhaps.
+            # A use that another binding may reach tells nothing of the parameter itself.
             if self.is_only(use, binding) and self._shows_tensor(use):
                 return Kind.TENSOR
         return self._kind_given(name)
 
     def kind_of_parameter(self, name: str) -> Kind | None:
-        """The kind of what a parameter is given."""
+        """The kind of a parameter."""
         return self.kind_of_any([self.flow.parameters[name]])
 
     def _kind_given(self, name: str) -> Kind | None:
-        """What all callers in this file give for a parameter."""
+        """The kind of the argument that all callers in this file give for a parameter; None if they differ."""
         sites = self.peers.sites.get(self.function, [])
         given = {peer.kind(a) if (a := argument(self.function, call, name)) else None for peer, call in sites}
         return given.pop() if len(given) == 1 else None
 
     def target(self, call: ast.Call) -> Function | None:
-        """The function of this file that a call runs: a helper, a method of ``self``, the forward of a layer."""
+        """The function of this file that a call runs: a helper, a method of ``self``, or a layer's forward."""
         name = self.file.qualified(call.func) or ""
         if name in self.file.helpers and name not in self.bindings:
             return self.file.helpers[name]
@@ -391,7 +391,7 @@ class Kinds:
         return self.peers.get(target) if target is not None else None
 
     def layers(self, node: ast.AST) -> list[str]:
-        """Classes that a layer is one of: ``self.conv``, ``self.layers[i]``, one of ``for layer in self.layers``."""
+        """The classes that a layer may be: ``self.conv``, ``self.layers[i]``, or the target of a loop over a list."""
         owner = self.function.owner
         if owner is None:
             return []
@@ -404,7 +404,7 @@ class Kinds:
         return owner.layers.get(self.file.qualified(node) or "", [])
 
     def returned(self, index: int | None = None) -> Kind | None:
-        """The kind of what the function returns, or of an item of that."""
+        """The kind of the function's result, or of the item ``index`` of its result."""
         if index not in self._returned:
             self._returned[index] = None
             self._returned[index] = self._kind_returned(index)
@@ -427,15 +427,15 @@ class Kinds:
         return kinds.pop() if len(kinds) == 1 else None
 
     def _asks_for_type(self, call: ast.Call, name: str) -> bool:
-        """Whether it is ``isinstance(name, ...)``: the name may be something else as well."""
+        """Whether ``call`` is ``isinstance(name, ...)``, so that the name may be something other than a tensor."""
         first = call.args[0] if call.args else None
         return self.file.qualified(call.func) == "isinstance" and isinstance(first, ast.Name) and first.id == name
 
     def _shows_tensor(self, use: ast.Name, certain: bool = True) -> bool:
-        """Whether a name is used as only a tensor can be; in a forward, whose arguments are no arrays of numpy.
+        """Whether a name is used as only a tensor can be; more counts in a forward, which takes no numpy arrays.
 
         Args:
-            certain: whether methods do that other classes have, too.
+            certain: whether methods that other classes have too are enough.
         """
         parent = self.file.parents[use]
         in_forward = self.function.reach is Reach.FORWARD
@@ -447,7 +447,7 @@ class Kinds:
             if in_forward:
                 methods |= METHODS | {"size", "dim", "unbind", "chunk", "topk"} if certain else _SHAPING
             called = isinstance(call, ast.Call) and call.func is parent
-            if called and in_forward and parent.attr == "split":  # which strings have, without axes
+            if called and in_forward and parent.attr == "split":  # strings have it too, but without axes
                 return any(k.arg == "dim" for k in call.keywords)  # type: ignore[attr-defined]
             return called and parent.attr in methods - {"type", "take"}
         if isinstance(parent, ast.Subscript) and parent.value is use:
@@ -481,8 +481,8 @@ class Kinds:
         call = self.call(node)
         if call is None:
             return None
-        dim = integer(call.keywords.get("dim"))  # numpy's is called axis
-        if call.name in ("max", "min") and integer(call.get(0, "dim")) is None:  # of all, or of two tensors
+        dim = integer(call.keywords.get("dim"))  # numpy calls it axis
+        if call.name in ("max", "min") and integer(call.get(0, "dim")) is None:  # of all elements, or of two tensors
             return Kind.TENSOR if self.is_tensor(call.input) else None
         if call.name in SEVERAL:
             return Kind.TENSORS if not call.is_method or dim is not None or self.is_tensor(call.input) else None
@@ -511,7 +511,7 @@ class Kinds:
         return Kind.TENSOR if node.attr in ("weight", "bias") and self.layers(node.value) else None
 
     def _is_foreign(self, node: ast.AST) -> bool:
-        """Whether it is known not to be a tensor: a call into another package, such as numpy."""
+        """Whether ``node`` is known to be no tensor: it calls another package, such as numpy."""
         if isinstance(node, ast.Name):
             bindings = self.bindings.get(node.id, [])
             return bool(bindings) and all(b.value is not None and self._calls_foreign(b.value) for b in bindings)
@@ -531,7 +531,7 @@ class Kinds:
 
 
 def argument(function: Function, call: ast.Call, name: str) -> ast.expr | None:
-    """What a call gives for a parameter of what it runs; None where that is not written out."""
+    """The argument that a call gives for a parameter of ``function``; None if it is not written out."""
     if any(k.arg == name for k in call.keywords):
         return next(k.value for k in call.keywords if k.arg == name)
     names = [p.arg for p in (*function.node.args.posonlyargs, *function.node.args.args)]
@@ -543,7 +543,7 @@ def argument(function: Function, call: ast.Call, name: str) -> ast.expr | None:
 
 
 def integer(node: ast.AST | None) -> int | None:
-    """The integer that ``node`` writes out, None if it is something else."""
+    """The integer literal that ``node`` is, possibly negated; None if it is something else."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         value = integer(node.operand)
         return None if value is None else -value

@@ -1,4 +1,4 @@
-"""What was found in which files."""
+"""Findings, and the report that holds those of all files."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["AdviseReport", "Finding"]
 
 @dataclass(frozen=True, order=True)
 class Finding:
-    """One place where a habit stands.
+    """One place in a file where a rule found its habit.
 
     Attributes:
-        file: as given, or below the folder that was given.
-        line, column: from 1.
-        code: of the rule.
-        message: what is there, and the better form.
+        file: the path as given, or below the given folder.
+        line, column: the place, both from 1.
+        code: the rule's code.
+        message: the habit, and its better form.
         fixable: whether ``fix`` writes the better form.
     """
 
@@ -51,10 +51,10 @@ class AdviseReport:
     """What :func:`svexport.advise.advise` found.
 
     Attributes:
-        files: how many were read.
-        findings: by file and place.
+        files: the number of files read.
+        findings: the findings, sorted by file and place.
         unread: files that could not be analysed, as findings whose code is ``""``.
-        fixed: how many findings were fixed, by file.
+        fixed: the number of findings fixed, by file.
     """
 
     files: int
@@ -77,7 +77,7 @@ class AdviseReport:
         }
 
     def lines(self) -> list[str]:
-        """One line for each finding and unread file, and what they come to."""
+        """One line for each finding and unread file, then the totals."""
         shown = [f"{f.file}:{f.line}:{f.column}: error: {f.message}" for f in self.unread]
         shown += [str(f) for f in self.findings]
         fixed = sum(self.fixed.values())

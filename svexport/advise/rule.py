@@ -1,4 +1,4 @@
-"""What a rule is, and what it finds."""
+"""The types of a rule, its view of a function, and its findings."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ __all__ = ["Found", "Rule", "Scope", "Shape"]
 
 @dataclass(frozen=True)
 class Shape:
-    """Axes of size 1, from the front (>= 0) or from the back (< 0), and how many axes there are, if that is known."""
+    """The axes of size 1, counted from the front (>= 0) or the back (< 0), and the rank, None if unknown."""
 
     ones: frozenset[int] = frozenset()
     rank: int | None = None
 
     @classmethod
     def of(cls, ones: Iterable[int], rank: int | None) -> Shape:
-        """With axes from the front, where the rank is known."""
+        """A shape whose axes are all counted from the front if the rank is known."""
         kept = frozenset(ones)
         if rank is not None:
             kept = frozenset(axis % rank for axis in kept if -rank <= axis < rank)
         return cls(kept, rank)
 
     def from_back(self) -> frozenset[int] | None:
-        """``ones`` from the back, None if that takes a rank that is not known."""
+        """``ones`` counted from the back; None if that needs the rank and it is unknown."""
         if self.rank is None and any(axis >= 0 for axis in self.ones):
             return None
         return frozenset(axis - (self.rank or 0) if axis >= 0 else axis for axis in self.ones)
 
 
 class Scope(Kinds):
-    """A function as rules see it: its nodes, and what kind they are.
+    """A function as rules see it: its nodes and their kinds.
 
     Attributes:
-        shapes: what is known of values, None while it is being found; ``svexport.advise.shapes`` fills it.
-        assumed: ranks taken for granted while the shape of a value is being found.
+        shapes: the shapes of values found so far, None while one is being found; ``svexport.advise.shapes`` fills it.
+        assumed: ranks assumed while the shape of a value is being found.
     """
 
     def __init__(self, function: Function, around: Scope | None = None) -> None:
@@ -51,22 +51,22 @@ class Scope(Kinds):
         self.assumed: dict[Binding, set[int | None]] = {}
 
     def parent(self, node: ast.AST) -> ast.AST:
-        """The node of the syntax tree around one."""
+        """The parent of a node in the syntax tree."""
         return self.file.parents[node]
 
     def text(self, node: ast.AST) -> str:
-        """The source of a node, as it is written."""
+        """The source text of a node."""
         return self.source.segment(node)
 
 
 @dataclass(frozen=True)
 class Found:
-    """One place where a habit stands.
+    """One place where a rule found its habit, as a node of the syntax tree.
 
     Attributes:
         node: the expression or statement.
-        message: what is there, and the better form.
-        edits: the better form where it computes the same for sure; else empty.
+        message: the habit, and its better form.
+        edits: edits that write the better form, if it certainly computes the same; else empty.
         imports: modules that ``edits`` need.
     """
 
@@ -85,10 +85,10 @@ class Rule:
         name: the habit in a few words.
         why: what it costs.
         before, after: the habit and its better form.
-        find: yields where a function has it.
-        reach: which functions it looks at: those, or what is known better.
-        fixes: whether some of what it finds is fixed.
-        note: why nothing or not everything is fixed.
+        find: yields the places where a function has the habit.
+        reach: the least reach of the functions that it looks at.
+        fixes: whether it fixes some of its findings.
+        note: why it fixes none or not all of them.
     """
 
     code: str

@@ -1,4 +1,4 @@
-"""Ranks of tensors, and their axes of size 1, as far as a function's text tells."""
+"""Finds the ranks of tensors and their axes of size 1, judged by a function's text."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from svexport.advise.torch_names import ARITHMETIC, CREATORS, LIKE_CREATORS, RAN
 
 __all__ = ["is_one_wide", "is_whole", "shape"]
 
-_DEPTH = 12  # of expressions, and of names that stand for them
+_DEPTH = 12  # limit on nested expressions and on names that stand for them
 
 
 _UNKNOWN = Shape()
 
 
 class _OpenError(Exception):
-    """A value that is made of nothing but what is being found."""
+    """A value depends only on values whose shapes are being found."""
 
 
 def shape(scope: Scope, node: ast.AST, depth: int = 0) -> Shape:
-    """The shape of a tensor: axes that ``unsqueeze``, ``None``, ``view`` or its sizes say are 1, and its rank."""
+    """The shape of a tensor: its rank, and the axes that ``unsqueeze``, ``None``, ``view`` or its sizes make 1."""
     if depth > _DEPTH:
         return _UNKNOWN
     if depth == 0:
@@ -57,7 +57,7 @@ def _of_name(scope: Scope, node: ast.Name, depth: int) -> Shape:
             known = _settled(scope, binding, depth)
         except _OpenError:
             known = None
-        if known is None:  # ``x = x + y`` in a loop keeps the rank: taken for granted, then dropped if that fails
+        if known is None:  # ``x = x + y`` in a loop: assumed to keep the rank, dropped if that proves wrong
             open_.append(binding)
         else:
             found.append(known)
@@ -73,7 +73,7 @@ def _of_name(scope: Scope, node: ast.Name, depth: int) -> Shape:
 
 
 def _settled(scope: Scope, binding: Binding, depth: int) -> Shape | None:
-    """The shape of a value, None while that is being found."""
+    """The shape of a binding's value, None while it is being found."""
     if binding not in scope.shapes:
         before = len(scope.shapes)
         scope.shapes[binding] = None
@@ -105,7 +105,7 @@ def _of_binding(scope: Scope, binding: Binding, depth: int) -> Shape:
 
 
 def _of_part(scope: Scope, node: ast.Call, depth: int) -> Shape:
-    """Of one of what ``x.chunk(3, 1)`` makes."""
+    """The shape of one of the tensors that ``x.chunk(3, 1)`` and the like return."""
     call = scope.call(node)
     if call is None or call.name not in ("chunk", "split", "tensor_split", "unbind"):
         return _UNKNOWN
@@ -114,7 +114,7 @@ def _of_part(scope: Scope, node: ast.Call, depth: int) -> Shape:
 
 
 def _told_rank(scope: Scope, binding: Binding, depth: int) -> int | None:
-    """The rank that a value has by what is done with it, or by what is written beside it."""
+    """The rank of a value, judged by its uses or by a comment or docstring about it."""
     if depth > _DEPTH:
         return None
     for use in binding.uses:
@@ -157,7 +157,7 @@ def _rank_by_use(scope: Scope, use: ast.Name, depth: int) -> int | None:
 
 
 def _rank_later(scope: Scope, node: ast.Call, depth: int) -> int | None:
-    """What is told of the name that a call of the same rank is given to."""
+    """The rank told of the name that is assigned the call ``node``, which keeps the rank."""
     binding = scope.binding_of(node)
     if binding is None:
         parent = scope.parent(node)
@@ -168,7 +168,7 @@ def _rank_later(scope: Scope, node: ast.Call, depth: int) -> int | None:
 
 
 def _asks_for_rank(scope: Scope, use: ast.AST) -> bool:
-    """Whether a branch asks how many axes there are: elsewhere there are others."""
+    """Whether a branch around ``use`` tests the rank, so that other branches see other ranks."""
     for child, parent in scope.function.above(use):
         if isinstance(parent, (ast.If, ast.IfExp)) and child is not parent.test:
             asked = {n.attr for n in ast.walk(parent.test) if isinstance(n, ast.Attribute)}
@@ -178,7 +178,7 @@ def _asks_for_rank(scope: Scope, use: ast.AST) -> bool:
 
 
 def _written_rank(scope: Scope, binding: Binding) -> int | None:
-    """What a comment at the end of the statement, or the docstring, says: ``# (B, C, H, W)``, ``x: (B, N, C)``."""
+    """The rank that a trailing comment or the docstring gives: ``# (B, C, H, W)``, ``x: (B, N, C)``."""
     if binding.parameter is not None:
         text = f"{ast.get_docstring(scope.function.node) or ''}\n{_first_comments(scope)}"
         found = re.search(rf"\b{re.escape(binding.parameter.arg)}\b[^\n(\[]{{0,24}}([(\[][^\n]*)", text)
@@ -192,7 +192,7 @@ def _written_rank(scope: Scope, binding: Binding) -> int | None:
 
 
 def _first_comments(scope: Scope) -> str:
-    """What stands between the head of a function and its first statement, or at the ends of these lines."""
+    """The comments from the head of a function up to its first statement after the docstring."""
     body = scope.function.node.body
     lines = range(scope.function.node.lineno, body[0].lineno)
     if len(body) > 1 and ast.get_docstring(scope.function.node) is not None:
@@ -201,7 +201,7 @@ def _first_comments(scope: Scope) -> str:
 
 
 def _axes_of(text: str) -> int | None:
-    """How many axes ``(B, C, H, W)`` has; three or more, or fewer in capitals: ``(N,)``."""
+    """The number of axes in a text such as ``(B, C, H, W)``; fewer than three count only in capitals: ``(N,)``."""
     found = re.match(r"[(\[]([\w\s*/+.,-]*)[)\]]", text)
     axes = [axis.strip() for axis in found[1].split(",")] if found else []
     if len(axes) == 2 and not axes[1]:
@@ -226,7 +226,7 @@ def _of_attribute(scope: Scope, node: ast.Attribute, depth: int) -> Shape:
 
 
 def _of_creation(scope: Scope, node: ast.expr | None) -> Shape:
-    """Of ``torch.zeros(1, 1, n)``, and what is done with it."""
+    """The shape of ``torch.zeros(1, 1, n)``, ``torch.arange(n)`` and other creations."""
     if not isinstance(node, ast.Call):
         return _UNKNOWN
     name = (scope.file.qualified(node.func) or "").rpartition(".")
@@ -238,21 +238,21 @@ def _of_creation(scope: Scope, node: ast.expr | None) -> Shape:
 
 
 def _sized(scope: Scope, sizes: Sequence[ast.expr]) -> Shape:
-    """``1, n, 1`` or ``(1, n, 1)``; ``x.shape[:2] + (3, 3)`` and ``*x.shape[:2], 3, 3``."""
+    """The shape given by sizes: ``1, n, 1``, ``(1, n, 1)``, ``x.shape[:2] + (3, 3)`` or ``*x.shape[:2], 3, 3``."""
     if len(sizes) == 1 and isinstance(sizes[0], ast.BinOp) and isinstance(sizes[0].op, ast.Add):
         sizes = [*(_front(scope, sizes[0].left)), *(_front(scope, sizes[0].right))]
     sizes = [size for s in sizes for size in (_front(scope, s.value) if isinstance(s, ast.Starred) else [s])]
     if len(sizes) >= 1 and isinstance(sizes[0], (ast.Tuple, ast.List)):
         sizes = sizes[0].elts
     elif len(sizes) == 1 and integer(sizes[0]) is None:
-        return _UNKNOWN  # a size, or several
+        return _UNKNOWN  # the argument may be one size or a tuple of sizes
     if not sizes or any(isinstance(size, ast.Starred) for size in sizes):
         return _UNKNOWN
     return Shape(frozenset(i for i, size in enumerate(sizes) if integer(size) == 1), len(sizes))
 
 
 def _front(scope: Scope, sizes: ast.expr) -> list[ast.expr]:
-    """Sizes that are written out, or as many as ``x.shape[:2]`` has; one that is starred where that is not known."""
+    """Sizes that are written out, or one per axis of ``x.shape[:2]``; one starred expression if uncountable."""
     if isinstance(sizes, (ast.Tuple, ast.List)):
         return sizes.elts
     taken = sizes.slice if isinstance(sizes, ast.Subscript) and scope.kind(sizes.value) is Kind.SHAPE else None
@@ -263,7 +263,7 @@ def _front(scope: Scope, sizes: ast.expr) -> list[ast.expr]:
 
 
 def _complete(index: ast.expr) -> int | None:
-    """How many axes an index tells: who writes the last one out as ``:`` has written them all."""
+    """The rank that an index implies: an index that ends in ``:`` names every axis; None for any other."""
     items = index.elts if isinstance(index, ast.Tuple) else [index]
     axes = [item for item in items if not (isinstance(item, ast.Constant) and item.value is None)]
     if any(isinstance(item, ast.Constant) and item.value is Ellipsis for item in items) or len(items) < 2:
@@ -272,16 +272,16 @@ def _complete(index: ast.expr) -> int | None:
 
 
 def _of_item(index: ast.expr, base: Shape) -> Shape:
-    """Of what ``index`` takes out of a tensor."""
+    """The shape of the part that ``index`` takes out of a tensor of shape ``base``."""
     items = index.elts if isinstance(index, ast.Tuple) else [index]
     rank = base.rank if base.rank is not None else _complete(index)
     taking = [item for item in items if not (isinstance(item, ast.Constant) and item.value in (None, Ellipsis))]
     if any(not isinstance(item, (ast.Slice, ast.List)) and integer(item) is None for item in taking):
-        return _UNKNOWN  # a mask, or indices
+        return _UNKNOWN  # a mask or a tensor of indices
     if rank is not None and rank < len(taking):
         return _UNKNOWN
     ones: set[int] = set()
-    front = at = 0  # of the result, and of the tensor
+    front = at = 0  # the next axis of the result, and of the tensor
     behind = False
     taken = sum(integer(item) is not None for item in taking)
     for i, item in enumerate(items):
@@ -313,7 +313,7 @@ def _of_item(index: ast.expr, base: Shape) -> Shape:
 
 
 def is_one_wide(item: ast.expr) -> bool:
-    """``:1``, ``2:3``."""
+    """Whether it is a slice of one element: ``:1``, ``2:3``."""
     if not isinstance(item, ast.Slice) or item.step is not None:
         return False
     lower, upper = 0 if item.lower is None else integer(item.lower), integer(item.upper)
@@ -332,7 +332,7 @@ def _of_product(left: Shape, right: Shape) -> Shape:
 
 
 def _broadcast(scope: Scope, operands: Iterable[ast.expr], depth: int) -> Shape:
-    """Of what an elementwise function makes of several."""
+    """The shape of an elementwise function of several operands."""
     known = [shape(scope, o, depth) for o in operands if not _is_scalar(scope, o)]
     if not known:
         return _UNKNOWN
@@ -393,7 +393,7 @@ def _of_call(scope: Scope, node: ast.Call, depth: int) -> Shape:
 
 
 def _ones_of_layer(scope: Scope, node: ast.Call, layers: list[str], ones: frozenset[int]) -> frozenset[int]:
-    """Axes of size 1, counted from the front, of what a layer of ``self`` makes of a tensor that has ``ones``."""
+    """The axes of size 1, from the front, of a ``self`` layer's output, if its input has those of ``ones``."""
     owner = scope.function.owner
     name = (scope.file.qualified(node.func) or "").removeprefix("self.")
     made = owner.attributes.get(name) if owner is not None else None
@@ -403,7 +403,7 @@ def _ones_of_layer(scope: Scope, node: ast.Call, layers: list[str], ones: frozen
 
 
 def _ones_left(scope: Scope, made: ast.expr, ones: frozenset[int], depth: int = 0) -> frozenset[int]:
-    """The same of a layer as ``__init__`` makes it, a sequence of them included."""
+    """The same for a layer, or an ``nn.Sequential`` of layers, as ``__init__`` makes it."""
     name = (scope.file.qualified(made.func) or "") if isinstance(made, ast.Call) and depth < _DEPTH else ""
     if not isinstance(made, ast.Call) or not name.startswith("torch.nn.") or _enlarges(name):
         return frozenset()
@@ -419,17 +419,17 @@ def _ones_left(scope: Scope, made: ast.expr, ones: frozenset[int], depth: int = 
     if last.startswith("Conv"):
         channels = made.args[1] if len(made.args) > 1 else None
         channels = next((k.value for k in made.keywords if k.arg == "out_channels"), channels)
-        return (ones & {2, 3, 4}) | ({1} if integer(channels) == 1 else set())  # 1 pixel stays 1
+        return (ones & {2, 3, 4}) | ({1} if integer(channels) == 1 else set())  # a convolution keeps 1 pixel 1 pixel
     return frozenset() if name == "torch.nn.Linear" else ones & {1, 2, 3, 4}
 
 
 def _enlarges(name: str) -> bool:
-    """Whether a layer makes several pixels of one."""
+    """Whether a layer may turn one pixel into several."""
     return name.rpartition(".")[2].startswith(("ConvTranspose", "PixelShuffle", "Upsample"))
 
 
 def _of_other(scope: Scope, call: Call, depth: int) -> Shape:
-    """Of functions that move, sum or join axes."""
+    """The shape of functions that move, reduce or join axes."""
     if call.name in ("matmul", "mm"):
         others = [shape(scope, a, depth) for a in call.arguments[:1]]
         return _of_product(shape(scope, call.input, depth), others[0]) if others else _UNKNOWN
@@ -465,7 +465,7 @@ def _of_other(scope: Scope, call: Call, depth: int) -> Shape:
 
 
 def _of_joined(scope: Scope, call: Call, depth: int) -> Shape:
-    """Of ``cat`` and ``stack`` of what is written out, or of a list that is filled."""
+    """The shape of ``cat`` and ``stack`` of a written list, or of a list filled by ``append``."""
     items = call.input.elts if isinstance(call.input, (ast.List, ast.Tuple)) else _appended(scope, call.input)
     known = [shape(scope, item, depth) for item in items[:4]]
     ranks = {one.rank for one in known} - {None}
@@ -479,7 +479,7 @@ def _of_joined(scope: Scope, call: Call, depth: int) -> Shape:
 
 
 def _appended(scope: Scope, node: ast.expr) -> list[ast.expr]:
-    """What a list that begins empty is filled with, if nothing else is done with it before."""
+    """The expressions appended to a list that begins empty; none if it is changed in another way."""
     made = scope.value_of(node)
     binding = scope.definition(node)
     if binding is None or not isinstance(made, ast.List) or made.elts:
@@ -497,7 +497,7 @@ def _appended(scope: Scope, node: ast.expr) -> list[ast.expr]:
 
 
 def _of_returned(scope: Scope, node: ast.Call, depth: int) -> Shape:
-    """Of what a function, method or layer of the file returns."""
+    """The shape that a function, method or layer of the file returns."""
     target = scope.target(node)
     callee = scope.peers.get(target) if target is not None else None
     returned = [r.value for r in target.all(ast.Return)] if target is not None else []
@@ -516,7 +516,7 @@ def _unsqueezed(before: Shape, axis: int | None) -> Shape:
         rank = before.rank + 1
         at = axis % rank if -rank <= axis < rank else 0
         return Shape.of({a + (a >= at) for a in Shape.of(before.ones, before.rank).ones} | {at}, rank)
-    # Axes on the side that is counted from keep their place only in front of the new one.
+    # Without the rank, only axes counted from the same end as the new one, and nearer to that end, keep their number.
     kept = {a for a in before.ones if (a >= 0) == (axis >= 0) and (a < axis if axis >= 0 else a > axis)}
     return Shape(frozenset({axis, *kept}))
 

@@ -1,4 +1,4 @@
-"""Sizes of tensors: which are those of a first axis."""
+"""Recognizes sizes of a tensor's first axis."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["is_first_size"]
 
 
 def is_first_size(scope: Scope, size: ast.expr) -> bool:
-    """Whether it is ``len(x)``, ``x.shape[0]`` or ``x.size(0)`` of a tensor, or a name for that."""
+    """Whether ``size`` is ``len(x)``, ``x.shape[0]`` or ``x.size(0)`` of a tensor, or a name for one of these."""
     binding = scope.definition(size)
     if binding is not None and binding.item:
         return binding.index == 0 and binding.value is not None and _is_shape(scope, binding.value)
@@ -26,7 +26,7 @@ def is_first_size(scope: Scope, size: ast.expr) -> bool:
 
 
 def _is_shape(scope: Scope, node: ast.expr) -> bool:
-    """Whether it is all of a tensor's sizes, from the first on."""
+    """Whether ``node`` is a tensor's sizes beginning with that of its first axis."""
     if scope.kind(node) is not Kind.SHAPE:
         return False
     if isinstance(node, ast.Subscript):

@@ -1,4 +1,4 @@
-"""The text of one Python file: read with limits, addressed by syntax tree positions, edited without reformatting."""
+"""The text of a Python file: read with limits, addressed by positions of the syntax tree, edited in place."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FILE_NOQA = re.compile(r"^\s*#\s*svexport:\s*noqa(?P<codes>\s*:\s*SVX[0-9]+(?:[
 
 
 class UnreadableError(Exception):
-    """A file that cannot be analysed: its message says why, ``line`` and ``column`` (from 1) where."""
+    """A file cannot be analysed: the message says why, ``line`` and ``column`` (from 1) say where."""
 
     def __init__(self, message: str, line: int = 1, column: int = 1) -> None:
         super().__init__(message)
@@ -46,8 +46,8 @@ class Source:
 
     Attributes:
         path: the file.
-        text: what it holds, line ends as they are.
-        tree: its syntax tree. Nothing of it is ever executed.
+        text: its text, with line ends as they are.
+        tree: its syntax tree, which is never executed.
 
     Raises:
         UnreadableError: if the file is not a regular one, is too large, or does not decode or parse.
@@ -70,14 +70,14 @@ class Source:
         self._comments: dict[int, tuple[int, str]] | None = None
 
     def offset(self, line: int, column: int) -> int:
-        """The index in ``text`` of a position as ``ast`` gives it: lines from 1, columns in bytes of UTF-8."""
+        """The index in ``text`` of an ``ast`` position: lines from 1, columns in bytes of UTF-8."""
         start = self._starts[line - 1]
         end = self._starts[line] if line < len(self._starts) else len(self.text)
         content = self.text[start:end]
         return start + (column if content.isascii() else len(content.encode()[:column].decode(errors="ignore")))
 
     def span(self, node: ast.AST) -> tuple[int, int]:
-        """Where ``node`` begins and ends in ``text``, without parentheses around it."""
+        """The indices in ``text`` where ``node`` begins and ends, without parentheses around it."""
         return (
             self.offset(node.lineno, node.col_offset),  # type: ignore[attr-defined]
             self.offset(node.end_lineno, node.end_col_offset),  # type: ignore[attr-defined]
@@ -89,20 +89,20 @@ class Source:
         return self.text[start:end]
 
     def receiver(self, call: ast.Call) -> str:
-        """What stands before the dot of a method call, parentheses included."""
+        """The text before the dot of a method call, including parentheses."""
         assert isinstance(call.func, ast.Attribute)
         text = self.segment(call.func)[: -len(call.func.attr)].rstrip()
         return text.removesuffix(".").rstrip()
 
     def replace(self, node: ast.AST, text: str) -> Edit | None:
-        """``node`` becomes ``text``; None where a comment would be lost."""
+        """The edit that replaces ``node`` by ``text``; None if a comment would be lost."""
         start, end = self.span(node)
         if "#" in self.text[start:end] and self.comments_in(start, end):
             return None
         return Edit(start, end, text)
 
     def position(self, node: ast.AST) -> tuple[int, int]:
-        """Line and column of ``node`` for people: both from 1, columns in characters."""
+        """Line and column of ``node`` as people count: both from 1, columns in characters."""
         start, _ = self.span(node)
         return node.lineno, start - self._starts[node.lineno - 1] + 1  # type: ignore[attr-defined]
 
@@ -117,7 +117,7 @@ class Source:
 
     @property
     def _found_comments(self) -> dict[int, tuple[int, str]]:
-        """By line: where in ``text`` its comment begins, and the comment."""
+        """The comment of each line that has one, with the index in ``text`` where it begins."""
         if self._comments is None:
             self._comments = {}
             text = "\n".join(_NEWLINE.split(self.text))
@@ -126,7 +126,7 @@ class Source:
                     if token.type == tokenize.COMMENT:
                         line, column = token.start
                         self._comments[line] = (self._starts[line - 1] + column, token.string)
-            except (tokenize.TokenError, SyntaxError):  # ast took it: what came before the error counts
+            except (tokenize.TokenError, SyntaxError):  # ast parsed the text: keep the comments before the error
                 pass
         return self._comments
 
@@ -138,7 +138,7 @@ class Source:
         return self._starts[line] if line < len(self._starts) else len(self.text)
 
     def suppressed(self, code: str, lines: Iterable[int]) -> bool:
-        """Whether ``# noqa``, alone or with this code, is on one of ``lines``, or ``# svexport: noqa`` in the file."""
+        """Whether ``# noqa`` (bare or with ``code``) is on one of ``lines``, or ``# svexport: noqa`` in the file."""
         if "noqa" not in self.text.lower():
             return False
         found = _FILE_NOQA.finditer(self.text)
@@ -149,10 +149,10 @@ class Source:
         )
 
     def apply(self, edits: Sequence[Edit], imports: Iterable[str] = ()) -> None:
-        """Edits the text, adds ``import name`` for each of ``imports`` that is missing, and parses it again.
+        """Applies the edits, adds ``import name`` for each missing name of ``imports``, and parses the text again.
 
         Raises:
-            UnreadableError: if the result does not parse; nothing is changed then.
+            UnreadableError: if the result does not parse; the text then stays unchanged.
         """
         text = self.text
         for edit in sorted({*edits, *self._imports(imports)}, reverse=True):
@@ -195,12 +195,12 @@ class Source:
         return self._starts[line - 1]
 
     def write(self) -> None:
-        """Writes the text to the file: beside it first, then renamed, with its permissions.
+        """Writes the text to a temporary file in the same folder, then renames it over the file, keeping permissions.
 
         Raises:
-            OSError: if the folder or the file cannot be written; the file is as it was.
+            OSError: if the folder or the file cannot be written; the file stays unchanged.
         """
-        target = self.path.resolve()  # a link stays one
+        target = self.path.resolve()  # keeps a link a link
         descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         try:
             with os.fdopen(descriptor, "wb") as file:
@@ -216,16 +216,16 @@ def parse(text: str) -> ast.Module:
     """The syntax tree of ``text``.
 
     Raises:
-        UnreadableError: if it has none.
+        UnreadableError: if it does not parse.
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes and the like are another linter's
+            warnings.simplefilter("ignore")  # other linters report invalid escapes and the like
             return ast.parse(text)
     except SyntaxError as error:
         message = f"does not parse: {error.msg}"
         raise UnreadableError(message, max(error.lineno or 1, 1), max(error.offset or 1, 1)) from error
-    except (ValueError, RecursionError, MemoryError) as error:  # null bytes, nesting without end
+    except (ValueError, RecursionError, MemoryError) as error:  # null bytes, or nesting that is too deep
         raise UnreadableError(f"does not parse: {error or type(error).__name__}") from error
 
 

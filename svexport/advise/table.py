@@ -9,7 +9,7 @@ __all__ = ["table"]
 
 
 def table() -> str:
-    """One line per rule: code, habit, where it is looked for, and whether it is fixed."""
+    """One line per rule: its code, its habit, the functions it looks at, and whether ``--fix`` fixes it."""
     where = {Reach.FORWARD: "forward", Reach.TENSORS: "functions of tensors"}
     lines = ["| code | habit | looked for in | `--fix` |", "|---|---|---|---|"]
     lines += [f"| {r.code} | {r.name} | {where[r.reach]} | {r.note if r.fixes else 'no'} |" for r in RULES.values()]

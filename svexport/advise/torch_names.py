@@ -1,4 +1,4 @@
-"""Names that tell what code does: of torch's functions and methods, and of classes and arguments in training repos."""
+"""Names that tell what code does: torch functions and methods, and classes and arguments of training repos."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ CREATORS = _set("zeros ones empty full")
 LIKE_CREATORS = _set("zeros_like ones_like empty_like")
 NEW_CREATORS = _set("new_zeros new_ones new_empty")
 
-# Methods that nothing but a tensor has, and that return one.
+# Methods that only tensors have, and that return a tensor.
 UNMISTAKABLE = _set(
     "permute unsqueeze contiguous expand expand_as view_as masked_fill softmax log_softmax sigmoid type_as "
     "detach index_select new_zeros new_ones new_empty new_full new_tensor scatter_add unflatten "
     "masked_scatter bmm clamp_min clamp_max relu tanh repeat_interleave addmm movedim triu tril masked_fill_ "
     "logical_not"
 )
-# Methods of tensors that return one, and that other classes have too.
+# Methods that return a tensor, including those that other classes have too.
 METHODS = (
     ACTIVATIONS
     | ARITHMETIC
@@ -68,7 +68,7 @@ METHODS = (
         "isfinite baddbmm dot outer bitwise_not"
     )
 )
-# torch.<name> and torch.nn.functional.<name> that return one tensor.
+# Functions torch.<name> and torch.nn.functional.<name> that return one tensor.
 FUNCTIONS = (
     (METHODS - _set("float half double long int bool bfloat16 to type cpu cuda view fill_ zero_ view_as t copy_"))
     | CREATORS
@@ -91,7 +91,7 @@ SEVERAL = _set(
     "split chunk unbind tensor_split meshgrid broadcast_tensors topk sort max min median mode kthvalue cummax cummin"
 )
 
-# What reads a channels-last tensor as it is.
+# Functions and layers that read a channels-last tensor without a copy.
 CONVOLUTIONS = _set(
     "torch.nn.functional.conv2d torch.nn.functional.grid_sample torch.nn.functional.interpolate torch.conv2d "
     "torch.nn.functional.max_pool2d torch.nn.functional.avg_pool2d torch.nn.functional.conv_transpose2d "
@@ -99,7 +99,7 @@ CONVOLUTIONS = _set(
     "torch.nn.AvgPool2d torch.nn.AdaptiveAvgPool2d torch.nn.BatchNorm2d torch.nn.Upsample "
     "torch.nn.functional.batch_norm"
 )
-# Classes of torch.nn that make one tensor of one.
+# Layers of torch.nn that return one tensor for one tensor.
 MODULE_OUTPUT = frozenset(
     f"torch.nn.{name}"
     for name in _set(
@@ -111,7 +111,7 @@ MODULE_OUTPUT = frozenset(
         "ConvTranspose1d ConvTranspose2d ConvTranspose3d Sequential"
     )
 )
-# Those, and functions, that take and make tensors of so many axes.
+# Rank of the tensors that layers and functions take and return.
 RANKS = {
     **{f"torch.nn.{name}": 3 for name in _set("Conv1d ConvTranspose1d")},
     **{
@@ -127,7 +127,7 @@ RANKS = {
         for name in _set("conv2d conv_transpose2d max_pool2d avg_pool2d adaptive_avg_pool2d")
     },
 }
-# Layers that keep how many there are.
+# Layers that keep the rank.
 SAME_RANK = frozenset(
     f"torch.nn.{name}"
     for name in _set(
@@ -135,7 +135,7 @@ SAME_RANK = frozenset(
         "LogSoftmax Dropout Dropout2d Identity LeakyReLU ReLU6 Hardswish ELU Mish Softplus PReLU"
     )
 )
-# Functions, and methods, of one tensor that make one of its shape.
+# Functions and methods of one tensor that keep its shape.
 SAME_SHAPE = ACTIVATIONS | _set(
     "softmax log_softmax softmin dropout layer_norm normalize clamp clip clamp_min clamp_max masked_fill contiguous "
     "clone detach float half double long int bool bfloat16 to type type_as cumsum cumprod logical_not bitwise_not "
@@ -143,16 +143,16 @@ SAME_SHAPE = ACTIVATIONS | _set(
     "rand_like randn_like batch_norm group_norm fill_ mul_ add_ sub_ div_"
 )
 
-# Layers without parameters, and the functions that they are.
+# Layers without parameters, and the functions that they compute.
 ELEMENTWISE_LAYERS = {
     f"torch.nn.{name}": name.lower() for name in ("Sigmoid", "Tanh", "ReLU", "GELU", "SiLU", "Mish", "ReLU6")
 }
-# Ends of names of classes that derive from torch.nn.Module.
+# Suffixes of the names of classes that derive from torch.nn.Module.
 MODULE_BASES = ("Module", "PreTrainedModel", "LightningModule", "PretrainedModel")
 TRAINING_CLASSES = ("Loss", "Criterion", "HungarianMatcher", "Assigner", "Trainer", "Optimizer", "Evaluator", "Metric")
 DATA_CLASSES = ("Dataset", "DataLoader", "Collator", "Tokenizer", "ImageProcessor", "Augment")
 LABELS = ("labels", "label", "targets", "target", "gt", "gts", "annotations")
-# What code asks to learn whether a tracer or compiler runs it.
+# Names that code tests to learn whether a tracer or compiler runs it.
 TRACING = _set(
     "is_tracing is_scripting is_exporting is_compiling is_in_onnx_export is_dynamo_compiling "
     "is_torchdynamo_compiling is_tracing_enabled is_torchscript is_jit is_torch_fx_proxy is_fx_tracing "

@@ -1,7 +1,7 @@
 """The command line: ``svexport demo | export | check | build | compare | bench | debug | lower | kernels | …``.
 
-Each command is a file with ``add_arguments(parser)`` and ``run(options) -> Outcome``. It imports torch and the rest
-inside ``run``: ``--help`` and usage errors answer at once, and ``doctor`` also where nothing else is installed.
+Each command is a file with ``add_arguments(parser)`` and ``run(options) -> Outcome``. It imports torch and the like
+inside ``run``, so that ``--help`` and usage errors answer at once and ``doctor`` runs where nothing is installed.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ COMMANDS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command came to.
+    """The result of a command.
 
     Attributes:
         ok: whether it succeeded: exit code 0, else 1.
-        data: the facts, as ``--json`` prints them.
-        shown: the same for people: rich renderables.
+        data: the facts that ``--json`` prints.
+        shown: the same facts for people, as rich renderables.
     """
 
     ok: bool
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line and returns its exit code: 0 success, 1 failure, 2 wrong usage.
 
     Raises:
-        KeyboardInterrupt: also where an extension, interrupted while it was imported, made another error of it.
+        KeyboardInterrupt: on Ctrl-C, also if an extension interrupted during its import raised another error instead.
     """
     if not (sys.argv[1:] if argv is None else argv):
         parser().print_help(sys.stderr)
@@ -86,16 +86,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             _show(outcome)
         stdout.flush()
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left would be an error again, at exit
-        if not isinstance(error, BrokenPipeError):  # which `svexport ... | head` means
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # otherwise flushing the rest at exit would fail again
+        if not isinstance(error, BrokenPipeError):  # a closed pipe, as with `svexport ... | head`, is no error
             print(f"svexport {options.command}: error: cannot write to stdout: {error.strerror}", file=sys.stderr)
         return 1
     return 0 if outcome.ok else 1
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of the whole command line, each command with what its file says."""
-    # On either side of the command; without defaults, which on its right would undo what stood on its left.
+    """The parser of the whole command line; the help of a command is its file's docstring."""
+    # Flags allowed on both sides of the command. They have no defaults, or those on its right would reset its left.
     common = argparse.ArgumentParser(add_help=False)
     for flag, meaning in (
         ("--json", "print one JSON object on stdout, nothing else"),
@@ -126,11 +126,11 @@ def parser() -> argparse.ArgumentParser:
 def _show(outcome: Outcome) -> None:
     try:
         from rich.console import Console
-    except ModuleNotFoundError:  # only `doctor` gets here without rich, and has plain lines then
+    except ModuleNotFoundError:  # only `doctor` gets here without rich, and then shows plain lines
         print(*outcome.shown, sep="\n")
         return
     console = Console(highlight=False, markup=False)
-    if not console.is_terminal:  # a pipe has no width to fit into
+    if not console.is_terminal:  # a pipe does not limit the width
         console.width = max(console.width, 160)
     for renderable in outcome.shown:
         console.print(renderable, soft_wrap=isinstance(renderable, str))
@@ -138,7 +138,7 @@ def _show(outcome: Outcome) -> None:
 
 @contextmanager
 def _interrupts() -> Iterator[list[int]]:
-    """The signals of Ctrl-C that came, for an exception may not arrive: torch goes on without numpy, half imported."""
+    """Records the signals of Ctrl-C, because an import may swallow the exception: torch goes on without numpy."""
     seen: list[int] = []
 
     def note(number: int, frame: Any) -> None:
@@ -158,7 +158,7 @@ def _interrupts() -> Iterator[list[int]]:
 
 @contextmanager
 def _stdout_to_stderr() -> Iterator[None]:
-    """For what else may print: a model's own code, and libraries in C++. None of it may get between the braces."""
+    """Redirects stdout to stderr, so that output of a model's code or of C++ libraries does not get into the JSON."""
     sys.stdout.flush()
     saved = os.dup(1)
     os.dup2(2, 1)
@@ -174,7 +174,7 @@ def _stdout_to_stderr() -> Iterator[None]:
 def _logging(verbose: bool) -> Iterator[None]:
     try:
         from svexport.logging import logger
-    except ModuleNotFoundError:  # `doctor` is what tells so
+    except ModuleNotFoundError:  # `doctor` reports this
         yield
         return
     logger.configure(
@@ -209,7 +209,7 @@ def _failed(error: Exception, options: argparse.Namespace) -> Outcome:
 
 
 def _plain(value: Any) -> Any:
-    """With null for infinities and NaN, which JSON does not have."""
+    """The value with None for infinities and NaN, which JSON cannot hold."""
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):

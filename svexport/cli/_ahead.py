@@ -1,4 +1,4 @@
-"""What can be told of a command line before anything is loaded or run: all that is wrong with it, at once."""
+"""Checks a command line before anything is loaded or run, and reports all that is wrong with it at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["all_of", "existing", "onnx_file", "target"]
 
 
 def all_of(*checks: Callable[[], Any]) -> None:
-    """Runs every check, and raises what they raise: one error as it is, several as one that lists them.
+    """Runs every check and raises their errors: a single one unchanged, several as one error that lists them.
 
     Raises:
         SvexportError: if any check does.
@@ -31,7 +31,7 @@ def all_of(*checks: Callable[[], Any]) -> None:
 
 
 def existing(path: str | Path | None) -> Callable[[], None]:
-    """A check that what is to be read is there (what else may be wrong with it is said by who reads it)."""
+    """A check that a file to read exists; whoever reads it reports anything else that is wrong with it."""
 
     def check() -> None:
         if path is not None and not Path(path).exists():
@@ -41,7 +41,7 @@ def existing(path: str | Path | None) -> Callable[[], None]:
 
 
 def target(text: str | None) -> Callable[[], None]:
-    """A check that a TensorRT version is one of those that are known; None is none."""
+    """A check that a TensorRT version is known; None passes."""
 
     def check() -> None:
         from svexport.tensorrt.support.target import Target
@@ -53,10 +53,10 @@ def target(text: str | None) -> Callable[[], None]:
 
 
 def onnx_file(text: str) -> str:
-    """The type of an option that names an ONNX file to write."""
+    """The argparse type of an option that names an ONNX file to write."""
     from svexport.graph.saving import check_name
 
-    if not Path(text).is_dir():  # which the command says itself
+    if not Path(text).is_dir():  # the command itself refuses a folder
         try:
             check_name(Path(text))
         except ExportError as error:

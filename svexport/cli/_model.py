@@ -1,4 +1,4 @@
-"""The model a command line names, and what its forward is called with: shared by several commands."""
+"""Loads the model that a command line names and the arguments of its forward, for several commands."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DTYPES = ("float32", "float16", "bfloat16", "float64", "int8", "int16", "int32",
 
 @dataclass(frozen=True)
 class InputSpec:
-    """``name=1x3x224x224:dtype``."""
+    """A random input, given as ``name=1x3x224x224:dtype``."""
 
     name: str
     shape: tuple[int, ...]
@@ -52,7 +52,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The model, and arguments of its ``forward``."""
+    """Adds the options for the model and the arguments of its ``forward``."""
     add_model(parser)
     parser.add_argument(
         "--input",
@@ -68,17 +68,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def checks(options: argparse.Namespace) -> list[Callable[[], None]]:
-    """What has to hold before the model is loaded: the files that are named are there."""
+    """Checks to run before the model is loaded: the named files exist."""
     source, _ = options.model
     named = (source if source.endswith(".py") else None, options.weights, vars(options).get("inputs"))
     return [_ahead.existing(path) for path in named]
 
 
 def load(options: argparse.Namespace) -> tuple[nn.Module, Any]:
-    """The model, and the arguments of its forward: the given ones, else its own.
+    """Loads the model and the arguments of its forward: those on the command line, else the model's own.
 
     Raises:
-        ExportError: naming what could not be found or read.
+        ExportError: if something could not be found or read; the message names it.
     """
     import torch
 
@@ -99,7 +99,7 @@ def load(options: argparse.Namespace) -> tuple[nn.Module, Any]:
         given = _by_parameter(given, model)
         parameters = inspect.signature(model.forward).parameters
         unknown = given.keys() - parameters.keys()
-        # A file may hold the one dict that forward takes; what a command line names is a parameter.
+        # A file of inputs may hold the one dict that forward takes; names on a command line are always parameters.
         if unknown and options.input and all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters.values()):
             raise ExportError(
                 f"{type(model).__name__}.forward has no parameter {', '.join(sorted(unknown))}; "
@@ -109,10 +109,10 @@ def load(options: argparse.Namespace) -> tuple[nn.Module, Any]:
 
 
 def load_model(options: argparse.Namespace) -> nn.Module:
-    """The model alone, with its weights.
+    """Loads only the model, with its weights.
 
     Raises:
-        ExportError: naming what could not be found or read.
+        ExportError: if something could not be found or read; the message names it.
     """
     source, name = options.model
     model = _load_model(source, name, options.seed)
@@ -122,10 +122,10 @@ def load_model(options: argparse.Namespace) -> nn.Module:
 
 
 def batches(given: Sequence[str], model: nn.Module) -> Iterable[Any]:
-    """What ``forward`` is called with, time after time: a file each, or one name of an iterable in Python.
+    """The arguments of successive calls of ``forward``: one file per call, or the name of one iterable in Python.
 
     Raises:
-        ExportError: naming what could not be found or read.
+        ExportError: if something could not be found or read; the message names it.
     """
     if all(text.endswith((".npz", ".pt", ".pth")) for text in given):
         return _of_files([Path(text) for text in given], model)
@@ -155,18 +155,18 @@ def _of_files(paths: Sequence[Path], model: nn.Module) -> Iterator[Any]:
 
 
 def load_file(path: Path) -> ModuleType:
-    """Imports a Python file as ``python path`` would: what lies beside it is importable."""
+    """Imports a Python file as ``python path`` would: modules in its folder are importable."""
     if not path.is_file():
         raise ExportError(f"no such file: {path}")
     folder = str(path.parent.resolve())
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    name = f"svexport_file_{path.stem}"  # not the stem alone: a file may be called like a library
+    name = f"svexport_file_{path.stem}"  # the prefix keeps it apart from a library of the same name
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None  # for the file ends in .py
+    assert spec is not None  # because the file ends in .py
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and torch.jit look their module up
+    sys.modules[name] = module  # dataclasses and torch.jit look up their module there
     with _blaming(f"importing {path}"):
         spec.loader.exec_module(module)
     return module
@@ -209,7 +209,7 @@ def _load_model(source: str, name: str, seed: int) -> nn.Module:
     import torch
     from torch import nn
 
-    torch.manual_seed(seed)  # a model without a checkpoint has the same weights in every command
+    torch.manual_seed(seed)  # gives a model without a checkpoint the same weights in every command
     found = _named(source, name)
     if isinstance(found, nn.Module):
         return found
@@ -226,7 +226,7 @@ def _load_model(source: str, name: str, seed: int) -> nn.Module:
     except ValueError:
         pass  # a builtin without a signature
     with _blaming(f"calling {what}()"):
-        torch.manual_seed(seed)  # again: the import may have drawn, or not have happened
+        torch.manual_seed(seed)  # seeds again: the import may have drawn numbers, or happened earlier
         model = found()
     if not isinstance(model, nn.Module):
         raise ExportError(f"{what}() returned a {type(model).__name__}; expected an nn.Module")
@@ -234,7 +234,7 @@ def _load_model(source: str, name: str, seed: int) -> nn.Module:
 
 
 def _candidates(module: Any) -> list[str]:
-    """What of a module or class could be meant: the callables it defines itself."""
+    """Names of a module or class that the user may have meant: the public callables it defines itself."""
     own = getattr(module, "__name__", None)
     return [
         name
@@ -244,7 +244,7 @@ def _candidates(module: Any) -> list[str]:
 
 
 def _import(name: str) -> ModuleType:
-    if "" not in sys.path and os.getcwd() not in sys.path:  # a console script does not have it, `python -m` does
+    if "" not in sys.path and os.getcwd() not in sys.path:  # `python -m` adds the folder, a console script does not
         sys.path.insert(0, os.getcwd())
     try:
         with _blaming(f"importing {name}"):
@@ -261,7 +261,7 @@ def _import(name: str) -> ModuleType:
 
 @contextmanager
 def _blaming(what: str) -> Iterator[None]:
-    """Errors of the user's code, told apart from ours, with the line they come from."""
+    """Turns errors of the user's code into an ExportError that names the line they come from."""
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -317,7 +317,7 @@ def _torch_load(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        first = (str(error) or type(error).__name__).splitlines()[0]  # of an empty file: no message
+        first = (str(error) or type(error).__name__).splitlines()[0]  # the error of an empty file has no message
         raise ExportError(
             f"{path} cannot be read as tensors saved by torch.save: {first}\n"
             "  Only tensors in dicts, lists and tuples are read, for other objects could run code; "
@@ -331,7 +331,7 @@ def _random(spec: InputSpec, generator: Any) -> Tensor:
     dtype = getattr(torch, spec.dtype)
     if dtype.is_floating_point:
         return torch.randn(spec.shape, generator=generator).to(dtype)
-    return torch.randint(2, spec.shape, generator=generator).to(dtype)  # in the range of nearly any index
+    return torch.randint(2, spec.shape, generator=generator).to(dtype)  # 0 and 1 are valid for nearly any index
 
 
 def _own_inputs(model: nn.Module) -> Any:
@@ -348,7 +348,7 @@ def _own_inputs(model: nn.Module) -> Any:
 
 
 def _by_parameter(given: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
-    """Arguments by name; ``features_0``, ``features_1``, as exported files call them, become the list ``features``."""
+    """Arguments by name; ``features_0``, ``features_1`` (names in exported files) become the list ``features``."""
     parameters = inspect.signature(model.forward).parameters
     arguments: dict[str, Any] = {}
     lists: dict[str, dict[int, Any]] = {}

@@ -1,4 +1,4 @@
-"""What long work is at, on a terminal; in a pipe nothing."""
+"""Shows the phase of long work on a terminal, and nothing in a pipe."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from svexport.progress import phases_to
 
 @contextmanager
 def status(what: str) -> Iterator[None]:
-    """A line with a spinner: ``what``, and its phase."""
+    """Shows a line with a spinner, ``what`` and its current phase."""
     from rich.console import Console
 
     console = Console(stderr=True)

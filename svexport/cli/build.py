@@ -90,7 +90,7 @@ def run(options: argparse.Namespace) -> Outcome:
         svexport.build(options.file, options.output, check=not options.no_check, **given) as engine,
     ):
         report, info = engine.report, engine.info()
-    assert report is not None  # of an engine that was built
+    assert report is not None  # because the engine was built here
     if options.report:
         report.to_html(options.report)
     notes = [f"note: {note}" for note in report.notes]

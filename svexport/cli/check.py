@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> Outcome:
 
 
 def _places(report: str | None) -> list[Callable[[], None]]:
-    """Whether the page can be written; what writes it imports torch, which a check alone does not need."""
+    """A check that the page can be written; imported on demand, because svexport.html imports torch."""
     if report is None:
         return []
     from svexport import html

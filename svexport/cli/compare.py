@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> Outcome:
 
     _ahead.all_of(
         *_model.checks(options),
-        _ahead.existing(options.file if options.file.endswith(".onnx") else None),  # load says what else it may be
+        _ahead.existing(options.file if options.file.endswith(".onnx") else None),  # load checks other files
         _ahead.existing(options.onnx),
         *(partial(html.check_place, path) for path in [options.report] if path),
     )

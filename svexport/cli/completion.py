@@ -27,7 +27,7 @@ def run(options: argparse.Namespace) -> Outcome:
 
 
 def _commands() -> Iterator[tuple[str, str, list[argparse.Action]]]:
-    """Name, summary and arguments of every command."""
+    """The name, summary and arguments of every command."""
     from svexport.cli import parser
 
     choices = next(action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
@@ -37,7 +37,7 @@ def _commands() -> Iterator[tuple[str, str, list[argparse.Action]]]:
 
 
 def _bash(zsh: bool) -> str:
-    """One function for both: zsh runs it by ``bashcompinit``. What is no option or choice is completed as a file."""
+    """One script for bash and zsh (by ``bashcompinit``); anything but options and choices is completed as a file."""
     options, values = [], []
     for name, _, actions in _commands():
         flags = [flag for action in actions for flag in action.option_strings]

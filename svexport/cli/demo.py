@@ -25,7 +25,7 @@ PACKAGE = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class Run:
-    """One model at one opset: its report, or what went wrong."""
+    """One model at one opset: its report, or its error."""
 
     model: str
     opset: int
@@ -104,7 +104,7 @@ def _export(name: str, file: Path, opset: int, options: argparse.Namespace) -> R
     try:
         module = _model.load_file(file)
         model = module.model(**(getattr(module, "QUICK", {}) if options.quick else {}))
-        torch.manual_seed(0)  # verification draws inputs: the same numbers in every demo
+        torch.manual_seed(0)  # verification draws inputs; the seed makes them the same in every demo
         report = svexport.export(model, path=options.output / f"{name}-opset{opset}.onnx", opset=opset)
     except Exception as failure:  # noqa: BLE001 - the other models are still worth showing
         error = str(failure) if isinstance(failure, SvexportError) else f"{type(failure).__name__}: {failure}"
@@ -134,7 +134,7 @@ def _shown(runs: list[Run], folder: Path, page: Path) -> list[Any]:
 
 
 def _write_page(runs: list[Run], page: Path) -> None:
-    """One page: the summary, then each report in full."""
+    """Writes one page: the summary, then each report in full."""
     from svexport import html
 
     rows = [
@@ -159,7 +159,7 @@ def _write_page(runs: list[Run], page: Path) -> None:
 
 
 def _numbers(run: Run) -> tuple[str, str, str, str]:
-    """File, nodes, svexport nodes in it (``SvGridSample 24``), largest error; blanks without a file."""
+    """The file, its nodes, its svexport nodes (``SvGridSample 24``) and largest error; blanks without a file."""
     if run.report is None:
         return "", "", "", ""
     counts = Counter(node.type for node in run.report.svexport_nodes if not node.lowered)

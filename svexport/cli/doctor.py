@@ -32,10 +32,10 @@ CORE = {
     "onnxruntime": "verify, compare",
 }
 SMALL = ("numpy", "opt_einsum", "loguru", "rich")
-"""Required too, but worth a row only where they fail."""
+"""Packages that are also required, but get a row only if they fail."""
 
 APART = ("onnxscript", "tensorrt", "matplotlib")
-"""What nothing else here imports: another process does so at the same time."""
+"""Packages that nothing else here imports; a second process imports them at the same time."""
 
 _IMPORT = """
 import gc, importlib, json, sys, warnings
@@ -55,15 +55,15 @@ print(json.dumps(found), file=out)
 
 @dataclass(frozen=True)
 class Check:
-    """One row: a thing that may be there.
+    """One row: something that may be installed.
 
     Attributes:
-        name: of it.
-        state: ``"ok"``, ``"missing"`` (nothing there) or ``"broken"`` (there, but it does not work).
+        name: its name.
+        state: ``"ok"``, ``"missing"`` (not found) or ``"broken"`` (found, but it does not work).
         detail: version and place, or what went wrong.
-        enables: what of svexport needs it.
-        install: how to get it, where it is not ok.
-        required: whether svexport does nothing without it.
+        enables: the parts of svexport that need it.
+        install: how to install it if it is not ok.
+        required: whether nothing in svexport works without it.
     """
 
     name: str
@@ -85,7 +85,7 @@ def run(options: argparse.Namespace) -> Outcome:
     python = Check("Python", "ok", f"{platform.python_version()}, {sys.executable}", "everything", required=True)
     core = {name: _package(name, enables, name, required=True) for name, enables in CORE.items() if name not in APART}
     small = [_package(name, "everything", name, required=True) for name in SMALL]
-    exporter = _exporter("TorchScript exporter", 11, "models that torch.export refuses")  # half the time of the other
+    exporter = _exporter("TorchScript exporter", 11, "models that torch.export refuses")  # half the other's time
     gpu = _gpu()
     versions = apart.versions()
     for name in CORE.keys() - core.keys():
@@ -111,7 +111,7 @@ def run(options: argparse.Namespace) -> Outcome:
 
 
 class _Apart:
-    """Another process of this Python, which imports packages while this one does other things."""
+    """A second process of this Python that imports packages while this one does other work."""
 
     def __init__(self, names: Sequence[str]) -> None:
         wanted = [name for name in names if name not in sys.modules and _is_found(name)]
@@ -123,10 +123,10 @@ class _Apart:
                     command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
                 )
         except OSError:
-            pass  # they are imported here then
+            pass  # this process then imports them itself
 
     def versions(self) -> dict[str, str]:
-        """Of those that could be imported."""
+        """The versions of the packages that it could import."""
         if self._process is None:
             return {}
         try:
@@ -147,7 +147,7 @@ def _is_found(name: str) -> bool:
 def _package(
     name: str, enables: str, requirement: str, required: bool = False, versions: Mapping[str, str] | None = None
 ) -> Check:
-    """A Python package, imported, unless it is of ``versions``: being installed is not yet being usable."""
+    """Checks a Python package by importing it, unless ``versions`` has it: an installed package may be unusable."""
     if versions and name in versions:
         return Check(name, "ok", versions[name], enables, "", required)
     install = f"pip install {requirement}"
@@ -171,7 +171,7 @@ def _package(
 
 
 def _exporter(name: str, opset: int, enables: str) -> Check:
-    """An exporter, by using it: a small model, exported and verified."""
+    """Checks an exporter by exporting and verifying a small model."""
     try:
         import torch
 
@@ -263,7 +263,7 @@ def _headers() -> Check:
 
 
 def _headers_version(folder: Path) -> str:
-    """``10.12.0``; the numbers are spelled NV_TENSORRT_MAJOR, or TRT_MAJOR_ENTERPRISE and an alias of that."""
+    """The version, such as ``10.12.0``, from NV_TENSORRT_MAJOR etc., or TRT_MAJOR_ENTERPRISE and an alias of it."""
     file = folder / "NvInferVersion.h"
     text = file.read_text(errors="replace") if file.is_file() else ""
     found = dict(re.findall(r"#define \w+_(MAJOR|MINOR|PATCH)\w* (\d+)", text))
@@ -271,7 +271,7 @@ def _headers_version(folder: Path) -> str:
 
 
 def _cuda() -> str | None:
-    """The CUDA version torch is built for."""
+    """The CUDA version that torch is built for."""
     try:
         import torch
     except Exception:  # noqa: BLE001

@@ -148,7 +148,7 @@ def _plugins(text: str) -> bool | list[str]:
 
 
 def op_names(text: str) -> list[str]:
-    """``grid_sample,einsum``."""
+    """The argparse type of a list of op names: ``grid_sample,einsum``."""
     names = text.split(",")
     if not all(re.fullmatch(r"[a-z]\w*", name) for name in names):
         raise argparse.ArgumentTypeError(f"expected names of ops such as grid_sample,einsum; got {text!r}")

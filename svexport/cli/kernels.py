@@ -108,7 +108,7 @@ def _tune(options: argparse.Namespace) -> Outcome:
     cases = [
         (op, shape, dtype, backward)
         for op in ([options.op] if options.op else shapes)
-        for shape, backward in shapes.get(op, [((), False)])  # which is refused, by name
+        for shape, backward in shapes.get(op, [((), False)])  # an op without shapes is refused by name below
         for dtype in dtypes
     ]
     for op, shape, dtype, backward in cases:
@@ -121,7 +121,7 @@ def _tune(options: argparse.Namespace) -> Outcome:
             name = op + (" backward" if backward and not op.endswith("backward") else "")
             phase(f"{name} {'x'.join(map(str, shape))} {dtype}")
             one = tune.tune(tune.call_of(op, shape, dtype, backward=backward))
-            file = str(tune.keep(gpu.name, [one]))  # each at once: what is interrupted has lost nothing
+            file = str(tune.keep(gpu.name, [one]))  # kept one by one, so that an interrupt loses nothing
             cells = [text for t in (one.chosen, one.winner) for text in (str(t), f"{one.times[t.id]:.1f}")]
             table.add_row(name, "x".join(map(str, shape)), dtype, *cells)
             row = {"op": one.op, "problem": one.problem, "chosen": one.chosen.id, "tactic": one.winner.id}

@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> Outcome:
     from svexport.graph.walk import opset_of
 
     try:
-        onnx.checker.check_model(str(options.input))  # of a path: it may be larger than a protobuf
+        onnx.checker.check_model(str(options.input))  # by path, because the model may exceed protobuf's limit
         model = onnx.load(str(options.input))
     except Exception as error:
         raise SvexportError(f"{options.input} is not a valid ONNX file: {error}") from error

@@ -1,4 +1,4 @@
-"""What an export did, and how the file was proven."""
+"""The report of an export: what it did, and how the file was proven."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["ExportReport", "Faults", "NodeSource"]
 
 
 MOST_SHOWN = 20
-"""Faults that nothing noticed, in tables."""
+"""Upper bound on the missed faults that tables show."""
 
 _UNLIKE = ("scaled", "hundredfold", "searched", "zero", "zeros")
 """Runs whose errors are large where the numbers are."""
@@ -30,9 +30,9 @@ class NodeSource:
     """One svexport node of the traced model.
 
     Attributes:
-        name: of the node.
-        type: ``SvGridSample``, ...
-        source: the user's line it came from, empty where unknown.
+        name: the node's name.
+        type: the node's type: ``SvGridSample``, ...
+        source: the user's line that it came from; empty if unknown.
         lowered: whether the file carries its body instead of the node.
     """
 
@@ -47,11 +47,11 @@ class Faults:
     """How many single faults of a file its verification would notice.
 
     Attributes:
-        planted: how many there were.
-        noticed: of them, by a default verification: on its inputs, and to its tolerances.
-        found: of the others, on inputs that were searched for, or where outputs are held to torch's own rounding.
-        missed: the rest: what is wrong, and the user's line or module. Some change nothing on any input.
-        searched: inputs that were searched for, on which the file agrees with torch.
+        planted: the number of faults planted.
+        noticed: those that a default verification notices, with its inputs and tolerances.
+        found: those of the others that searched inputs reveal, or holding outputs to torch's own rounding.
+        missed: the rest, each as what is wrong and the user's line or module; some change nothing on any input.
+        searched: the number of searched inputs on which the file agrees with torch.
     """
 
     planted: int
@@ -69,13 +69,13 @@ class Faults:
 
 @dataclass(frozen=True, repr=False)
 class ExportReport:
-    """Result of :func:`svexport.export`; ``print`` shows it as tables, a notebook with pictures.
+    """Result of :func:`svexport.export`; ``print`` shows it as tables, a notebook as tables and pictures.
 
     Attributes:
         path: the written file.
         model: class name of the exported model.
-        opset: of the default domain, read back from the file.
-        ir_version: of the file.
+        opset: opset of the default domain, read back from the file.
+        ir_version: IR version of the file.
         target: TensorRT version it was written for, or None.
         bytes: size of the file with its external data.
         inputs: name -> "float32[1, 3, 224, 224]".
@@ -85,15 +85,15 @@ class ExportReport:
         lowered_nodes: nodes by type with every svexport node lowered: what a runtime without plugins executes.
         svexport_nodes: each svexport node, with the user's source line.
         parity: one entry per output and run; empty with ``verify=False``.
-        rtol: relative tolerance it was held to.
-        atol: absolute tolerance, of outputs whose largest number is 1 or more; ``parity`` has each one's own.
-        seconds: wall time of each stage; ``verify`` is what is left of it once the file is written.
-        notes: remarks, such as what the tracer warned of.
+        rtol: relative tolerance of the comparison.
+        atol: absolute tolerance for outputs whose largest number is 1 or more; ``parity`` has that of each output.
+        seconds: wall time of each stage; ``verify`` is the part of it after the file was written.
+        notes: remarks, such as warnings of the tracer.
         skipped: runs that were not compared, and why: ``zeros: what torch computes there is not finite``.
         verify: ``"default"``, ``"quick"``, ``"thorough"`` or ``"none"``.
-        faults: those that ``verify="thorough"`` planted, and which were noticed; None without.
-        check: what the target makes of the file; None without one.
-        kept: calls that stay float32 in a half model, with the line and the reason of each (``keep``).
+        faults: faults that ``verify="thorough"`` planted, and which were noticed; None in other modes.
+        check: the check of the file for the target; None without a target.
+        kept: calls that stay float32 in a half model, each with its line and reason (``keep``).
     """
 
     path: Path
@@ -126,7 +126,7 @@ class ExportReport:
 
     @property
     def max_abs(self) -> float:
-        """The largest absolute difference on inputs like the given ones, no zeros or far larger ones; NaN of none."""
+        """The largest absolute difference on inputs like the given ones, not zeros or scaled ones; NaN without any."""
         return max((p.max_abs for p in self.parity if p.run.split()[0] not in _UNLIKE), default=float("nan"))
 
     def to_dict(self) -> dict[str, Any]:
@@ -162,7 +162,7 @@ class ExportReport:
             if rows:
                 table = Table(box=box.SIMPLE_HEAD)
                 for name in rows[0]:
-                    table.add_column(name, overflow="fold")  # a line number is not to be cut
+                    table.add_column(name, overflow="fold")  # keeps line numbers from being cut
                 for row in rows[1:]:
                     table.add_row(*map(Text, row))
                 tables.append(table)
@@ -171,7 +171,7 @@ class ExportReport:
         return tables
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Writes the report as one page, its pictures inside.
+        """Writes the report as one page that contains its pictures.
 
         Raises:
             SvexportError: if it cannot be written.
@@ -202,7 +202,7 @@ class ExportReport:
         nodes = [picture("nodes by type", html.node_figure, *counts)]
         if self.svexport_nodes:
             header, *rows = self._node_rows()
-            lines = Counter(row[1:] for row in rows)  # a line of the source makes one node per layer
+            lines = Counter(row[1:] for row in rows)  # one line of the source makes a node in each layer
             nodes.append(html.table(("count", *header[1:]), [(count, *line) for line, count in lines.items()]))
             nodes.append(html.folded("each by name", html.table(header, rows)))
         kept = self._kept_rows()
@@ -238,17 +238,17 @@ class ExportReport:
         return [*facts, ("seconds", ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in self.seconds.items()))]
 
     def _node_rows(self) -> list[tuple[str, ...]]:
-        """A header and a row for each svexport node; nothing without them."""
+        """A header and one row per svexport node; empty without such nodes."""
         rows = [(n.name, n.type, "lowered" if n.lowered else "node", n.source) for n in self.svexport_nodes]
         return [("svexport node", "type", "in the file", "source"), *rows] if rows else []
 
     def _kept_rows(self) -> list[tuple[str, ...]]:
-        """A header and a row for each call that stays float32; nothing without them."""
+        """A header and one row per call that stays float32; empty without such calls."""
         rows = [(one.function, one.module, one.reason, one.source) for one in self.kept]
         return [("in float32", "module", "why", "source"), *rows] if rows else []
 
     def _parity_rows(self) -> list[tuple[str, ...]]:
-        """A header and a row for each comparison; nothing without them."""
+        """A header and one row per comparison; empty without comparisons."""
         rows = []
         for p in self.parity:
             numbers = f"{p.max_abs:.2e}", f"{p.max_rel:.2e}", f"{p.cosine:.8f}"
@@ -257,5 +257,5 @@ class ExportReport:
 
 
 def sorted_counts(counts: Mapping[str, int]) -> dict[str, int]:
-    """Node types by falling count, then by name."""
+    """Counts of node types, sorted by descending count, then by name."""
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))

@@ -1,4 +1,4 @@
-"""The ONNX model as a file: typed values, svexport nodes, their bodies, checks."""
+"""Reads, checks and rewrites ONNX models: types of values, svexport nodes, and their bodies."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ __all__ = ["attach", "lower", "strip"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'svexport.graph' has no attribute {name!r}")
-    from svexport.graph import bodies  # on first use: it needs torch, and a check of a file does not
+    from svexport.graph import bodies  # imported on first use: it needs torch, which a check of a file does not
 
     return getattr(bodies, name)

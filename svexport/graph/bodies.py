@@ -1,4 +1,4 @@
-"""Bodies in a model: lowering nodes to them, attaching them as local functions, stripping them."""
+"""Bodies in a model: lowers nodes to them, attaches them as local functions, and strips them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def lower(model: onnx.ModelProto | str | Path, ops: Collection[str] | None = Non
         lowered = read_model(Path(model))
     what = "the model" if isinstance(model, onnx.ModelProto) else str(model)
     if lowered.HasField("graph"):
-        opset_of(lowered)  # which says what to do where there is none
+        opset_of(lowered)  # raises a clear error if the model has no opset
     check_whole(lowered, what)
     with damaged(what):
         if ops is None:
@@ -68,15 +68,15 @@ def lower(model: onnx.ModelProto | str | Path, ops: Collection[str] | None = Non
 
 
 def ir_version(opset: int) -> int:
-    """Of the files we write: runtimes refuse newer ones than they know, and float8 (opset 19) is of a later one."""
+    """The IR version to write: runtimes refuse newer ones than they know, but float8 (opset 19) needs a later one."""
     return 8 if opset < 19 else 10
 
 
 def node_types(ops: Collection[str] | None) -> set[str]:
-    """The node types of the named ops, of all ops for None.
+    """The node types of the named ops; of all ops for None.
 
     Raises:
-        UnsupportedError: on a name that is no op.
+        UnsupportedError: on a name that is not an op's.
     """
     if isinstance(ops, str):
         raise UnsupportedError(f"expected a list of names of ops, got {ops!r}; give [{ops!r}]")
@@ -87,7 +87,7 @@ def node_types(ops: Collection[str] | None) -> set[str]:
 
 
 def lower_in_place(model: onnx.ModelProto, chosen: Callable[[onnx.NodeProto], bool]) -> None:
-    """:func:`lower` of the chosen svexport nodes, for a model that may be changed."""
+    """Lowers the chosen svexport nodes like :func:`lower`, but in place."""
     if any(map(chosen, svexport_nodes(model))):
         _lower(model, chosen, input_types(model))
     drop_unused_bodies(model)
@@ -112,11 +112,11 @@ def _lower(model: onnx.ModelProto, chosen: Callable[[onnx.NodeProto], bool], typ
 def attach(model: onnx.ModelProto) -> None:
     """Gives every svexport node its body as a model-local function, in place.
 
-    Nodes of one op share a body where one body serves them all; it is then specialized by all that is static in common.
-    Where they need different ones (grids in two modes, say), each further body is an overload of the function (ONNX
+    Nodes of one op share a body if one body serves them all; it is specialized by the static sizes they have in common.
+    If they need different bodies (grids in two modes, say), each further body is an overload of the function (ONNX
     IR 10) and the node names it. ONNX Runtime honours overloads from 1.27 on; :func:`without_overloads` is for older
-    ones. TensorRT's parser does not, nor does it keep the names of bodies and of the graph apart: every body has a
-    guard, which it refuses (:mod:`svexport.graph.guard`), and its values have names of their own.
+    versions. TensorRT's parser ignores overloads and mixes up names of bodies with those of the graph. So every body
+    has a guard, which the parser refuses (:mod:`svexport.graph.guard`), and its values have names of their own.
 
     Raises:
         UnsupportedError: on an unknown op, or a node whose input data types and ranks cannot be inferred.
@@ -129,7 +129,7 @@ def attach(model: onnx.ModelProto) -> None:
 
 
 def strip(model: onnx.ModelProto, node_types: Collection[str] | None = None) -> None:
-    """Removes the bodies (of the given node types only, if given), in place; the nodes stay."""
+    """Removes the bodies (only those of the given node types, if given), in place; the nodes stay."""
     for node in svexport_nodes(model):
         if node_types is None or node.op_type in node_types:
             node.ClearField("overload")
@@ -137,10 +137,10 @@ def strip(model: onnx.ModelProto, node_types: Collection[str] | None = None) -> 
 
 
 def without_overloads(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model itself, or a copy in which each overload of a function is one of a name of its own.
+    """The model itself, or a copy in which each overload of a function is a function with a name of its own.
 
-    The same for a runtime that takes the first function of a name for all of its overloads; none for TensorRT, whose
-    plugins are found by op_type.
+    The copy is for runtimes that take the first function of a name for all of its overloads. It is not for TensorRT,
+    which finds plugins by op_type.
     """
     if not any(function.overload for function in model.functions):
         return model
@@ -169,7 +169,7 @@ def _name_overloads(graph: onnx.GraphProto) -> None:
 
 
 def _keep(model: onnx.ModelProto, functions: Sequence[onnx.FunctionProto]) -> None:
-    """These functions alone; and without overloads the IR version that it had before them."""
+    """Keeps only these functions; if no overload is left, sets the IR version back to what it was before them."""
     overloads = any(f.overload for f in model.functions)
     del model.functions[:]
     model.functions.extend(functions)
@@ -199,11 +199,11 @@ def _attach(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], types: dict
                 model.functions.append(function)
             node.overload = overloads[key]
         if len(overloads) > 1:
-            model.ir_version = max(model.ir_version, 10)  # the first with overloads
+            model.ir_version = max(model.ir_version, 10)  # the first IR version with overloads
 
 
 def _names(graph: onnx.GraphProto) -> set[str]:
-    """Of all values of a graph and of those nested in it."""
+    """The names of all values of a graph and of the graphs nested in it."""
     names: set[str] = set()
     for one in graphs(graph):
         names.update(value.name for value in (*one.input, *one.initializer))
@@ -212,7 +212,7 @@ def _names(graph: onnx.GraphProto) -> set[str]:
 
 
 def _set_apart(function: onnx.FunctionProto, prefix: str, taken: Collection[str]) -> None:
-    """Gives the values of a function names that nothing else in the file has, in place."""
+    """Renames the values of a function so that nothing else in the file has their names, in place."""
     while any(name.startswith(f"{prefix}/") for name in taken):
         prefix += "_"
     new = lambda name: name and f"{prefix}/{name}"  # noqa: E731 - an absent input keeps its empty name
@@ -224,14 +224,14 @@ def _set_apart(function: onnx.FunctionProto, prefix: str, taken: Collection[str]
 
 
 def _general(value: Value) -> Value:
-    """The value without its static sizes, but for those that broadcast."""
+    """The value without its static sizes, except sizes of 1, which broadcast."""
     return replace(value, shape=value.shape and tuple(1 if size == 1 else None for size in value.shape))
 
 
 def _functions(
     nodes: Sequence[onnx.NodeProto], types: dict[str, Value], opset: int
 ) -> list[tuple[bytes, onnx.FunctionProto]]:
-    """The bodies of nodes as functions, each with what it is told by; one is built for all nodes of equal inputs."""
+    """The bodies of nodes as functions, each with a key that tells equal ones; nodes with equal inputs share one."""
     built: dict[tuple[Any, ...], tuple[bytes, onnx.FunctionProto]] = {}
     result = []
     for node in nodes:
@@ -307,7 +307,7 @@ def _build(node: onnx.NodeProto, types: dict[str, Value], opset: int, prefix: st
 
 
 def state_types(model: onnx.ModelProto) -> None:
-    """Writes down the types of svexport nodes' inputs (``value_info``) where the file does not state them, in place.
+    """Adds the types of svexport nodes' inputs as ``value_info`` where the file does not state them, in place.
 
     Raises:
         UnsupportedError: on a node whose input data types and ranks cannot be inferred.
@@ -333,9 +333,9 @@ def _known(name: str, types: Mapping[str, Value]) -> bool:
 
 
 def input_types(model: onnx.ModelProto) -> dict[str, Value]:
-    """Types of at least every svexport node's inputs, inferred through the bodies where the file states none.
+    """Types by name of at least every svexport node's inputs, inferred through the bodies where the file states none.
 
-    They are by name: values of nested graphs get other names, in place, where theirs stand elsewhere too.
+    Values of nested graphs whose names are not unique in the model are renamed, in place.
 
     Raises:
         UnsupportedError: on a node whose input data types and ranks cannot be inferred.
@@ -350,7 +350,7 @@ def input_types(model: onnx.ModelProto) -> dict[str, Value]:
         found = infer_types(trial, _Outputs(opset_of(model), model.ir_version))
         types |= {name: value for name, value in found.items() if value.shape is not None and not _known(name, types)}
         missing = [n for n in missing if not typed(n)]
-    while missing:  # what sizes that are computed along the whole graph decide
+    while missing:  # types that depend on sizes computed along the whole graph: infer through lowered bodies
         trial = light_copy(model)
         strip(trial)
         _lower(trial, typed, types)
@@ -369,7 +369,7 @@ def input_types(model: onnx.ModelProto) -> dict[str, Value]:
 
 
 class _Outputs:
-    """The types of what svexport nodes compute, by inference in the body of each alone; equal nodes share it."""
+    """Infers the types of svexport nodes' outputs from each node's body alone; equal nodes share the result."""
 
     def __init__(self, opset: int, ir_version: int) -> None:
         self._opset, self._ir_version = opset, ir_version
@@ -410,7 +410,7 @@ class _Outputs:
 
 
 def drop_unused_bodies(model: onnx.ModelProto) -> None:
-    """Functions and domain imports that no node refers to any more."""
+    """Removes functions and domain imports that no node refers to, in place."""
     used = {(n.op_type, n.overload) for n in svexport_nodes(model)}
     functions = [f for f in model.functions if f.domain != DOMAIN or (f.name, f.overload) in used]
     if len(functions) != len(model.functions):

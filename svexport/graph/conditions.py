@@ -1,4 +1,4 @@
-"""Conditions that static sizes decide: the branch that is taken stands in place of its If."""
+"""Replaces an If by the branch it takes, where static sizes decide the condition."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["take_decided_branches"]
 
 
 def take_decided_branches(model: onnx.ModelProto, standard: onnx.ModelProto) -> bool:
-    """Puts the branch that is always taken in place of each If whose condition static sizes and constants decide.
+    """Replaces each If whose condition static sizes and constants decide by the branch that it always takes.
 
-    TensorRT wants branches of one shape, and the TorchScript exporter writes Ifs of a squeezed dimension or of ranks.
+    TensorRT wants both branches to have one shape; the TorchScript exporter writes Ifs on squeezed sizes or ranks.
 
     Args:
-        model: changed in place.
-        standard: the same in standard ONNX, from which values are inferred.
+        model: the model, changed in place.
+        standard: the same model in standard ONNX, from which values are inferred.
 
     Returns:
-        Whether any was replaced: others may be decided by now.
+        Whether any If was replaced; the conditions of others may be decided now.
     """
     if not any(is_standard(node, "If") for graph in graphs(model.graph) for node in graph.node):
         return False
@@ -31,7 +31,7 @@ def take_decided_branches(model: onnx.ModelProto, standard: onnx.ModelProto) -> 
     decided = {name: bool(value.item()) for name, value in values.items() if value.size == 1}
     separate_names(model)
     changed = False
-    for graph in reversed(list(graphs(model.graph))):  # innermost first: what holds a graph copies it
+    for graph in reversed(list(graphs(model.graph))):  # innermost first: replacing an If copies the graphs inside
         before, nodes, any_here = used_names(graph), [], False
         stale: set[str] = set()
         for node in graph.node:
@@ -54,7 +54,7 @@ def take_decided_branches(model: onnx.ModelProto, standard: onnx.ModelProto) -> 
 
 
 def _forget(graph: onnx.GraphProto, stale: set[str]) -> None:
-    """Takes off the stated types of values of two branches, and of what standard nodes make of them, in place."""
+    """Removes the stated types of an If's outputs, and of what standard nodes compute from them, in place."""
     for node in graph.node:
         if node.domain in STANDARD and not stale.isdisjoint([*node.input, *used_inside(node)]):
             stale.update(node.output)
@@ -64,14 +64,14 @@ def _forget(graph: onnx.GraphProto, stale: set[str]) -> None:
 
 
 def _body(branch: onnx.GraphProto, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """The nodes of a branch, with the outputs of the If."""
+    """The nodes of a branch, renamed so that they produce the outputs of the If."""
     made = {name for inner in branch.node for name in inner.output}
     names: dict[str, str] = {}
     copies = []
     for inner, outer in zip(branch.output, node.output, strict=True):
         if inner.name in made and inner.name not in names:
             names[inner.name] = outer
-        else:  # what comes from around the If, or is returned twice
+        else:  # a value from outside of the branch, or one returned twice
             copies.append(helper.make_node("Identity", [names.get(inner.name, inner.name)], [outer]))
             copies[-1].name = f"{node.name or outer}/Identity_{len(copies)}"
     del branch.output[:]

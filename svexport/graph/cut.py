@@ -18,7 +18,7 @@ class Network:
 
     def __init__(self) -> None:
         self._vertices: dict[Hashable, int] = {}
-        self._arcs: list[list[int]] = []  # of each vertex; arc i ^ 1 is the reverse of arc i
+        self._arcs: list[list[int]] = []  # the arcs of each vertex; arc i ^ 1 is the reverse of arc i
         self._heads: list[int] = []
         self._capacities: list[int] = []
 
@@ -29,15 +29,15 @@ class Network:
         return self._vertices[key]
 
     def arc(self, tails: Collection[Hashable], heads: Collection[Hashable], capacity: int) -> None:
-        """Cutting any of ``tails`` (on the source's side) from any of ``heads`` costs ``capacity``, once."""
-        if tails == heads and len(tails) == 2:  # one of two from the other
+        """Charges ``capacity`` once if a cut separates any of ``tails`` (source's side) from any of ``heads``."""
+        if tails == heads and len(tails) == 2:  # separating two vertices costs the same in either direction
             one, other = map(self._vertex, tails)
             self._arc(one, other, capacity, capacity)
         else:
             self._arc(self._joined(tails, into=True), self._joined(heads, into=False), capacity)
 
     def _joined(self, keys: Collection[Hashable], into: bool) -> int:
-        """A vertex for all of them, on the source's side as soon as one is (into it), or only if all are."""
+        """A vertex for all keys: on the source's side if any key is (``into``), or only if all are (not ``into``)."""
         vertices = [self._vertex(key) for key in keys]
         if len(vertices) == 1:
             return vertices[0]
@@ -53,7 +53,7 @@ class Network:
             self._capacities.append(room)
 
     def source_side(self, source: Hashable, sink: Hashable) -> set[Hashable]:
-        """The vertices that a cheapest cut leaves with the source: the smallest such set."""
+        """The vertices that a minimum cut leaves on the source's side; the smallest such set."""
         start, end = self._vertex(source), self._vertex(sink)
         while True:
             levels = self._levels(start)
@@ -62,7 +62,7 @@ class Network:
             self._saturate(start, end, levels)
 
     def _levels(self, start: int) -> list[int]:
-        """Distance of each vertex from the start along arcs with room left, -1 where there is no path."""
+        """The distance of each vertex from the start along arcs with capacity left; -1 without a path."""
         levels = [-1] * len(self._arcs)
         levels[start] = 0
         queue = deque([start])
@@ -76,7 +76,7 @@ class Network:
         return levels
 
     def _saturate(self, start: int, end: int, levels: list[int]) -> None:
-        """Sends flow along shortest paths until none has room."""
+        """Sends flow along shortest paths until none has capacity left."""
         heads, capacities = self._heads, self._capacities
         untried = [list(arcs) for arcs in self._arcs]
         path: list[int] = []

@@ -1,4 +1,4 @@
-"""Constants computed once: what depends on no input is a number of the file, and no node."""
+"""Folds constants: computes nodes that depend on no input and stores their results as initializers."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from svexport.symbolic._builder import Value
 __all__ = ["MOST_BYTES", "fold_constants"]
 
 MOST_BYTES = 16 * 2**20
-"""No larger tensor is made."""
+"""Upper bound in bytes on a folded tensor."""
 
 _MOST_NEW_BYTES = 2**20
-"""Nor a larger one of much smaller ones: a file should not hold what one node repeats."""
+"""The same for tensors more than 4 times as large as their inputs: a file should not store what a node repeats."""
 
 _TYPES = {TensorProto.BOOL, TensorProto.DOUBLE, TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT8}
 _TYPES |= {TensorProto.INT16, TensorProto.INT32, TensorProto.INT64, TensorProto.UINT8}
 
-_KEPT = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}  # what makes a network explicitly quantized
+_KEPT = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}  # these make a network explicitly quantized
 _KEPT |= {"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform"}
 _KEPT |= {"RandomUniformLike"}
 
 
 def fold_constants(model: onnx.ModelProto, standard: onnx.ModelProto | None = None) -> bool:
-    """Puts constants in place of the nodes of a graph that depend on no input, in place, up to a fixed point.
+    """Replaces the nodes of a graph that depend on no input by constants, in place, up to a fixed point.
 
-    They are computed by ONNX Runtime, where it is installed, as it would compute the nodes themselves. Nodes of
-    svexport, random ones and those that make a network a quantized one stay, as do graphs within nodes.
+    ONNX Runtime computes them if it is installed, as it would compute the nodes themselves. svexport nodes, random
+    nodes and those of explicit quantization stay, as do nodes that hold graphs.
 
     Args:
-        model: changed in place.
-        standard: the same in standard ONNX, its large weights left out or not, from which types are inferred.
+        model: the model, changed in place.
+        standard: the same model in standard ONNX, with or without its large weights; types are inferred from it.
 
     Returns:
-        Whether any was replaced.
+        Whether any node was replaced.
     """
     types = infer_types(light_copy(model) if standard is None else standard)
     graph = model.graph
@@ -77,7 +77,7 @@ def fold_constants(model: onnx.ModelProto, standard: onnx.ModelProto | None = No
 
 
 def _of_sizes(node: onnx.NodeProto, types: Mapping[str, Value]) -> np.ndarray | None:
-    """What Shape and Size give of a static shape."""
+    """The value of a Shape or Size of a static shape; None for anything else."""
     if node.op_type not in ("Shape", "Size"):
         return None
     shape = types[node.input[0]].shape if node.input[0] in types else None
@@ -91,7 +91,7 @@ def _of_sizes(node: onnx.NodeProto, types: Mapping[str, Value]) -> np.ndarray | 
 
 
 def _is_computed(node: onnx.NodeProto, types: Mapping[str, Value]) -> bool:
-    """Whether a node of constants is one that may be computed, and what it makes is not too large."""
+    """Whether a node whose inputs are constants may be folded, and its outputs are not too large."""
     if node.op_type in _KEPT or next(graphs_of(node), None) is not None or not node.input:
         return False
     given = sum(_bytes(types.get(name)) or 0 for name in node.input if name)
@@ -101,7 +101,7 @@ def _is_computed(node: onnx.NodeProto, types: Mapping[str, Value]) -> bool:
 
 
 def _bytes(value: Value | None) -> int | None:
-    """Of a tensor of static sizes, and a type that has some; else None."""
+    """The size of a tensor in bytes; None if a size is dynamic or the type is not one that is folded."""
     if value is None or value.shape is None or None in value.shape or value.dtype not in _TYPES:
         return None
     itemsize = helper.tensor_dtype_to_np_dtype(value.dtype).itemsize
@@ -115,7 +115,7 @@ def _computed(
     wanted: Sequence[str],
     types: Mapping[str, Value],
 ) -> dict[str, np.ndarray] | None:
-    """The values of nodes that depend on no input; None where they cannot be computed."""
+    """The values of nodes that depend on no input; None if they cannot be computed."""
     if not wanted:
         return {}
     made = {name for node in nodes for name in node.output}

@@ -1,13 +1,13 @@
-"""The guard of a body: ONNX Runtime runs it, and no TensorRT takes it.
+"""The guard of a body: a node that ONNX Runtime runs and every TensorRT parser refuses.
 
-A body is ONNX Runtime's, a plugin TensorRT's. TensorRT's parser takes a function of a node's type where it finds no
-plugin, and up to 10.6 before it looks for one; but it finds functions by name alone, whatever their overload, takes
-tensors of the graph for inputs of a function that are named alike, and reads constants of functions after they are
-gone. So every body has a node first that no parser knows: TensorRT refuses the file by name, and runs nothing else.
+ONNX Runtime runs bodies, TensorRT runs plugins. TensorRT's parser takes a function of a node's type if it finds no
+plugin, and up to 10.6 even before it looks for one. But it finds functions by name alone, whatever their overload,
+takes tensors of the graph for a function's inputs of the same name, and reads constants of functions after they are
+freed. So every body begins with a node that no parser knows: TensorRT refuses the file by name and runs nothing else.
 
-Its result is 1, the length of a sequence of one tensor, and a number of the body is multiplied by it: the last one, for
-what comes after it is shared by no two nodes. No tool folds it, for it is made of the shape of an input, which a
-function does not know. ONNX Runtime (1.31, CPU) takes 1 microsecond a node for it, 4 where all nodes have one grid.
+The guard's result is 1, the length of a sequence of one tensor. A number of the body is multiplied by it: the last one,
+because no two nodes share what follows it. No tool folds the guard, because it reads the shape of an input, which a
+function does not know. It costs 1 microsecond a node in ONNX Runtime (1.31, CPU), 4 if all nodes have one grid.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from onnx import FunctionProto, TensorProto, numpy_helper
 
-if TYPE_CHECKING:  # of what needs torch, which a check of a file does not
+if TYPE_CHECKING:  # the builder needs torch, which a check of a file does not
     from svexport.symbolic._builder import Builder, Value
 
 __all__ = ["add_guard", "is_guarded"]
@@ -26,15 +26,15 @@ __all__ = ["add_guard", "is_guarded"]
 _FIRST_SEQUENCES = 11
 
 _GUARDS = {"SequenceConstruct", "Compress"}
-"""What no parser knows. TensorRT has no sequences at all."""
+"""Ops that no TensorRT parser knows; TensorRT has no sequences at all."""
 
 _WITH_NUMBERS = {"Add", "Div", "Equal", "Greater", "Less", "Max", "Min", "Mul", "Pow", "Sub"}
 _NUMBERS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.INT64, TensorProto.INT32)
-"""Types of the number that is guarded, those first that are no sizes: runtimes like to know sizes beforehand."""
+"""Types of the number to multiply, floats first: integers may be sizes, which runtimes like to know beforehand."""
 
 
 def is_guarded(body: FunctionProto) -> bool:
-    """Whether no TensorRT takes a body."""
+    """Whether a body has a guard, so that every TensorRT refuses it."""
     return any(node.op_type in _GUARDS for node in body.node)
 
 
@@ -42,10 +42,10 @@ def add_guard(builder: Builder, inputs: Sequence[Value], outputs: Sequence[str],
     """Puts a guard before the body that a builder holds.
 
     Args:
-        builder: with the whole body.
-        inputs: of the body, of known rank; without those that are absent.
-        outputs: names of its results.
-        node_type: whose body it is: the guard is named so that TensorRT's error says what is missing.
+        builder: the builder that holds the whole body.
+        inputs: the inputs of the body, of known rank, without absent ones.
+        outputs: the names of the body's results.
+        node_type: the node type of the body; the guard's name holds it, so TensorRT's error says what is missing.
     """
     body = list(builder.nodes)
     used = set(outputs)
@@ -73,7 +73,7 @@ def add_guard(builder: Builder, inputs: Sequence[Value], outputs: Sequence[str],
                     node.input[index] = builder.op("Mul", value, builder.cast(one, kind)).name
                     builder.nodes += body
                     return
-    # A body without a number gets its smallest input in another shape, which is the same.
+    # A body without a number gets its smallest input reshaped to its own shape times 1.
     for smallest in sorted((value for value in inputs if value.name in used), key=lambda value: value.rank)[:1]:
         shape = builder.op("Mul", builder.op("Shape", smallest, dtype=TensorProto.INT64), one)
         reshaped = builder.op("Reshape", smallest, shape)

@@ -1,4 +1,4 @@
-"""Nodes that change nothing, or nothing that the nodes after them read: taken out, to the last bit."""
+"""Removes nodes that change nothing, or nothing that the nodes after them read; values stay the same bit for bit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from svexport.graph.walk import STANDARD, attributes_of
 __all__ = ["remove_idle"]
 
 _VIEWS = {"Reshape", "Flatten", "Squeeze", "Unsqueeze"}
-"""What moves no element: the order of the elements is all that a Reshape after it reads."""
+"""Ops that move no element; a Reshape after them depends on nothing but the order of the elements."""
 
 _NEUTRAL: Mapping[str, tuple[float, bool]] = {
     "Mul": (1, True),
@@ -23,30 +23,30 @@ _NEUTRAL: Mapping[str, tuple[float, bool]] = {
     "Add": (-0.0, True),
     "Sub": (0.0, False),
 }
-"""The number that leaves any other as it is, and whether it may come first."""
+"""The neutral number of each op, and whether it may be the first operand."""
 
 _UNSIGNED_ZERO = {"Exp", "Sigmoid", "Softmax"}
-"""What makes the same of 0 and -0: before it 0 may be added as well."""
+"""Ops that give the same result for 0 and -0: in front of them 0 is neutral in an Add, too."""
 
 _LARGEST = 2**20
-"""Bytes of the largest constant that is looked at."""
+"""Upper bound in bytes on the constants that are examined."""
 
 _SLICE_INPUTS = 10
-"""The opset from which on what a Slice takes is an input."""
+"""The first opset in which starts, ends, axes and steps of a Slice are inputs."""
 
 _DYNAMIC = 2**61 - 1
-"""A prime in place of a dynamic size: no other divides it, so that what holds for it holds for any."""
+"""A prime that stands for a dynamic size: no other size divides it, so what holds for it holds for any size."""
 
 
 def remove_idle(model: onnx.ModelProto) -> None:
-    """Takes what changes nothing out of all graphs of a model, in place.
+    """Removes nodes that change nothing from all graphs of a model, in place.
 
-    - nodes whose output is their input: a Reshape or an Expand to the shape that is there, a Slice of all, a Pad by
-      nothing, a product with ones, a Cast to the same type;
-    - of views and Transposes in a row all but a Reshape, where together they move no element;
-    - a Slice that only Slices of other axes read, which take all at once.
+    - Nodes whose output is their input: a Reshape or Expand to the same shape, a Slice of everything, a Pad by
+      nothing, a product with ones, a Cast to the same type.
+    - Views and Transposes in a row that together move no element; one Reshape replaces them.
+    - A Slice that only Slices of other axes read; each of those then slices all axes at once.
 
-    Values stay the same to the last bit, NaN and -0 included, and so do inputs, outputs and their names.
+    Values stay the same to the last bit, including NaN and -0, and so do inputs, outputs and their names.
     """
     for scope in scopes(model):
         while _skip_moves(scope) | _join_slices(scope) | _skip_idle(scope):
@@ -57,7 +57,7 @@ def remove_idle(model: onnx.ModelProto) -> None:
 
 
 def _skip_moves(scope: Scope) -> bool:
-    """Has what views and Transposes make of a tensor in its own order be a Reshape of it; tells whether any did."""
+    """Replaces views and Transposes in a row that keep the elements' order by one Reshape; returns whether it did."""
     used, readers, changed = used_names(scope.graph), readers_of(scope.graph), False
     moves = {n.output[0]: n for n in scope.graph.node if n.domain in STANDARD and n.op_type in _VIEWS | {"Transpose"}}
     for node in moves.values():
@@ -83,7 +83,7 @@ def _skip_moves(scope: Scope) -> bool:
 
 
 def _chain(node: onnx.NodeProto, moves: Mapping[str, onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """A node and those before it, last first, as long as they only move elements."""
+    """A node and the views and Transposes that lead to it, last first."""
     step: onnx.NodeProto | None = node
     while step is not None:
         yield step
@@ -91,7 +91,7 @@ def _chain(node: onnx.NodeProto, moves: Mapping[str, onnx.NodeProto]) -> Iterato
 
 
 def _sizes(node: onnx.NodeProto, scope: Scope) -> list[int] | None:
-    """What a Reshape with the output of a node is given: sizes, at most one -1, no 0; None where there is no such."""
+    """The sizes for a Reshape to the output of a node, with at most one -1 and no 0; None if there are none."""
     sizes: list[int | None]
     given = scope.array(node.input[1]) if node.op_type == "Reshape" else None
     if given is not None:
@@ -108,8 +108,8 @@ def _sizes(node: onnx.NodeProto, scope: Scope) -> list[int] | None:
 
 
 def _ordered(chain: Sequence[onnx.NodeProto], scope: Scope) -> int | None:
-    """The most nodes at the end of a chain, last first, that leave the elements in their order; None for none, and for
-    Transposes alone, which :mod:`svexport.graph.transposes` takes out."""
+    """The largest number of nodes at the end of a chain (last first) that together keep the elements' order; None if
+    there are none, or only Transposes, which :mod:`svexport.graph.transposes` removes."""
     shapes = [scope.shape(node.output[0]) for node in chain] + [scope.shape(chain[-1].input[0])]
     numbers = [None if s is None or s.count(None) > 1 else [_DYNAMIC if n is None else n for n in s] for s in shapes]
     for length in range(len(chain), 1, -1):
@@ -128,9 +128,9 @@ def _permutation(node: onnx.NodeProto) -> list[int]:
 
 
 def _in_order(shapes: Sequence[Sequence[int]], perms: Sequence[Sequence[int] | None]) -> bool:
-    """Whether moves, last first, leave elements in their order: shapes from the last output to the first input.
+    """Whether moves, last first, keep the order of elements; ``shapes`` go from the last output to the first input.
 
-    Axes are kept as strides and sizes in the first input, outermost first, a few for one axis where a view joined them.
+    An axis is a list of (stride, size) in the first input, outermost first; it has several where a view joined axes.
     """
     axes = [[(math.prod(shapes[-1][i + 1 :]), size)] for i, size in enumerate(shapes[-1])]
     for shape, perm in zip(shapes[-2::-1], perms[::-1], strict=True):
@@ -147,9 +147,9 @@ def _in_order(shapes: Sequence[Sequence[int]], perms: Sequence[Sequence[int] | N
 
 
 def _regrouped(parts: Sequence[tuple[int, int]], shape: Sequence[int]) -> list[list[tuple[int, int]]] | None:
-    """Parts of axes as the axes of a view; None where one of them would begin or end within a part that does not
-    divide so."""
-    left = [part for part in parts[::-1] if part[1] > 1]  # the outermost last
+    """Parts of axes grouped as the axes of a view; None if an axis would begin or end inside a part that it does not
+    divide."""
+    left = [part for part in parts[::-1] if part[1] > 1]  # a stack with the outermost part on top
     axes = []
     for size in shape:
         axis = []
@@ -172,8 +172,8 @@ def _regrouped(parts: Sequence[tuple[int, int]], shape: Sequence[int]) -> list[l
 
 
 def _join_slices(scope: Scope) -> bool:
-    """Has all Slices of a Slice take what it takes as well, where nothing else reads it and their axes are others;
-    tells whether any does."""
+    """Merges a Slice into the Slices that read it, if nothing else reads it and their axes differ from its own;
+    returns whether any was merged."""
     if scope.opset < _SLICE_INPUTS:
         return False
     used, readers, changed = used_names(scope.graph), readers_of(scope.graph), False
@@ -200,7 +200,7 @@ def _join_slices(scope: Scope) -> bool:
 
 
 def _bounds(node: onnx.NodeProto, scope: Scope) -> dict[int, tuple[int, int, int]] | None:
-    """Start, end and step by axis, counted from the front; None where they are no constants."""
+    """Start, end and step by axis (counted from the front); None if they are not constants."""
     shape = scope.shape(node.input[0])
     given = [scope.array(name) if name else None for name in node.input[1:]]
     if shape is None or any(array is None for array, name in zip(given, node.input[1:], strict=True) if name):
@@ -217,7 +217,7 @@ def _bounds(node: onnx.NodeProto, scope: Scope) -> dict[int, tuple[int, int, int
 
 
 def _skip_idle(scope: Scope) -> bool:
-    """Takes out the nodes whose output is one of their inputs; tells whether there were any."""
+    """Removes nodes whose output equals one of their inputs; returns whether there were any."""
     graph, used = scope.graph, used_names(scope.graph)
     results = {value.name for value in graph.output}
     inside = {name for node in graph.node for name in used_inside(node)}
@@ -249,7 +249,7 @@ def _skip_idle(scope: Scope) -> bool:
 
 
 def _read_unsigned(graph: onnx.GraphProto) -> set[str]:
-    """What only nodes read to which 0 and -0 are the same."""
+    """The values that only nodes read that give the same result for 0 and -0."""
     reading = {
         name for node in graph.node if node.op_type in _UNSIGNED_ZERO and node.domain in STANDARD for name in node.input
     }
@@ -292,7 +292,7 @@ def _same(node: onnx.NodeProto, scope: Scope, unsigned: set[str]) -> str | None:
 
 
 def _goes_by_one(node: onnx.NodeProto, scope: Scope) -> bool:
-    """Of a Slice: backwards the sizes are the same as well."""
+    """Whether all steps of a Slice are 1; a step of -1 keeps the sizes but reverses the elements."""
     if len(node.input) < 5 or not node.input[4]:
         return True
     steps = scope.array(node.input[4])
@@ -300,7 +300,7 @@ def _goes_by_one(node: onnx.NodeProto, scope: Scope) -> bool:
 
 
 def _unchanged(node: onnx.NodeProto, scope: Scope, unsigned: bool) -> str | None:
-    """What a constant beside it leaves as it is."""
+    """The input that the node's other, constant input leaves unchanged; None if there is none."""
     number, either = _NEUTRAL[node.op_type]
     for value, name in [(node.input[0], node.input[1]), (node.input[1], node.input[0])][: 1 + either]:
         tensor, shape = scope.constants.get(name), scope.shape(value)

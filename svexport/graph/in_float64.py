@@ -1,4 +1,4 @@
-"""A model computed in float64, where rounding hides nothing."""
+"""Rewrites a model to compute in float64, so that rounding hides no error."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ _FLOAT, _DOUBLE = TensorProto.FLOAT, TensorProto.DOUBLE
 _HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 _POINTS = 48
-"""At which erf's integral is summed up: its error is below 1e-15."""
+"""Number of points of the quadrature of erf's integral; the error is below 1e-15."""
 
 _MOST_ERF = 6.0
-"""From there on erf is 1 in float64."""
+"""From this argument on, erf is 1 in float64."""
 
 _TO_THE_END = 2**62
 
 
 def in_float64(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of a model with float64 for float32, in all inputs, outputs and values; its numbers stay as they are.
+    """A copy of a model with float64 for float32 in all inputs, outputs and values; constants keep their numbers.
 
-    Ops of which ONNX Runtime has no kernel for float64, convolutions among them, are made of others.
+    Ops without a float64 kernel in ONNX Runtime, such as convolutions, are composed of other ops.
 
     Args:
-        model: in standard ONNX, with its weights, opset 11 or later.
+        model: a model in standard ONNX with its weights, of opset 11 or later.
 
     Raises:
-        UnsupportedError: of a model with half precision, or of a node that has no such form.
+        UnsupportedError: if the model uses half precision, or a node has no form in float64.
     """
     precise = onnx.ModelProto()
     precise.CopyFrom(model)
@@ -61,7 +61,7 @@ def in_float64(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _convert(graph: onnx.GraphProto, known: dict[str, np.ndarray]) -> None:
-    """The types of one graph, in place; collects its constants."""
+    """Converts the types of one graph, in place, and adds its constants to ``known``."""
     del graph.value_info[:]
     for value in (*graph.input, *graph.output):
         if value.type.HasField("tensor_type"):
@@ -106,7 +106,7 @@ def _input(node: onnx.NodeProto, place: int = 0) -> Value:
 
 
 def _convolution(b: Builder, node: onnx.NodeProto, known: Mapping[str, np.ndarray]) -> Value:
-    """What each place of the kernel reads side by side, channels last, times the weights."""
+    """A convolution as a MatMul: concatenates, channels last, what each tap of the kernel reads, times the weights."""
     weight, given = known.get(node.input[1]), attributes_of(node)
     if weight is None or given.get("auto_pad", b"NOTSET") != b"NOTSET":
         raise UnsupportedError("a convolution by weights that are computed, or padded by name, has no form in float64")
@@ -138,7 +138,7 @@ def _window(rank: int) -> tuple[tuple[str, int, int], ...]:
 
 
 def _as_matrix(weight: np.ndarray, groups: int) -> np.ndarray:
-    """(places of the kernel * channels, filters) of (filters, channels of a group, *kernel)."""
+    """Weights (filters, channels of a group, *kernel) as a matrix (taps of the kernel * channels, filters)."""
     filters, channels = weight.shape[:2]
     places = weight.reshape(groups, filters // groups, channels, -1).transpose(
         0, 3, 2, 1
@@ -150,7 +150,7 @@ def _as_matrix(weight: np.ndarray, groups: int) -> np.ndarray:
 
 
 def _erf(b: Builder, node: onnx.NodeProto, known: Mapping[str, np.ndarray]) -> Value:
-    """2/sqrt(pi) times the integral of exp(-t**2) from 0 to x, by Gauss and Legendre."""
+    """erf by Gauss-Legendre quadrature: 2/sqrt(pi) times the integral of exp(-t**2) from 0 to x."""
     points, weights = np.polynomial.legendre.leggauss(_POINTS)
     x = b.clip(_input(node), -_MOST_ERF, _MOST_ERF)
     at = b.op("Mul", b.unsqueeze(x, -1), b.constant((points + 1) / 2))
@@ -192,7 +192,7 @@ def _softplus(b: Builder, node: onnx.NodeProto, known: Mapping[str, np.ndarray])
 
 
 def _resize(b: Builder, node: onnx.NodeProto, known: Mapping[str, np.ndarray]) -> Value:
-    """Of nearest pixels, which are moved: in two halves of float32, that have 48 bits together."""
+    """A nearest Resize only moves pixels: it moves two float32 halves of each number, which have 48 bits together."""
     if attributes_of(node).get("mode", b"nearest") != b"nearest":
         raise UnsupportedError("Resize that interpolates has no form in float64")
     x = _input(node)

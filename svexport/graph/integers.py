@@ -1,8 +1,8 @@
-"""Sums, products, remainders and extremes of integers that ONNX Runtime gets wrong, by ops that it computes exactly.
+"""Integer sums, products, remainders and extremes that ONNX Runtime gets wrong, rewritten with ops that are exact.
 
-The first three it computes as doubles. They hold integers up to 2**53; beyond them they round, and stop at the ends of
-int64 where torch goes on modulo 2**64. Of extremes it compares 32 bits of 64. What surely stays below is left as it
-is: sums of masks, products of sizes.
+ONNX Runtime computes the first three in double, which holds integers up to 2**53. Beyond that it rounds, and saturates
+at the ends of int64 where torch wraps modulo 2**64. For extremes it compares only 32 of 64 bits. Nodes whose values
+certainly stay below, such as sums of masks and products of sizes, are left as they are.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["PLACES", "Known", "constants_of", "write_exactly"]
 _INT32, _INT64 = TensorProto.INT32, TensorProto.INT64
 _EXACT = 2**53
 _MOST = 2**31 - 1
-"""Of a size, and of elements along dynamic axes."""
+"""Upper bound on a size, and on the number of elements along dynamic axes."""
 _LARGEST: dict[int, int] = {
     TensorProto.BOOL: 1,
     TensorProto.INT8: 2**7,
@@ -37,24 +37,24 @@ _LARGEST: dict[int, int] = {
     _INT32: 2**31 - 1,
     TensorProto.UINT32: 2**32,
 }
-"""By absolute value, of types of integers; the lowest of int32 is one more."""
+"""Largest absolute value of each integer type; that of the lowest int32 is one more."""
 _OF_THE_FIRST = {
     *("Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Reshape", "Slice", "Squeeze", "Tile"),
     *("Abs", "Cast", "Neg", "ReduceMax", "ReduceMin", "Split", "Transpose", "Unsqueeze"),
 }
 PLACES = {"ArgMax", "ArgMin", "NonZero", "Shape", "Size"}
-"""Ops that make whole numbers of anything."""
+"""Ops whose results are sizes or indices, whatever their inputs are."""
 
 
 def write_exactly(model: onnx.ModelProto, infer: Callable[[], Mapping[str, Value]]) -> None:
-    """Writes nodes of integers that ONNX Runtime would round, or has no kernel for, with others, in place.
+    """Replaces integer nodes that ONNX Runtime would round, or has no kernel for, by others, in place.
 
     Args:
-        model: with unique names of values.
-        infer: the types of its values, asked for only where there are such nodes.
+        model: a model with unique names of values.
+        infer: infers the types of its values; called only if there are such nodes.
 
     Raises:
-        ExportError: if one has no exact form at the model's opset.
+        ExportError: if a node has no exact form at the model's opset.
     """
     nodes = [node for graph in graphs(model.graph) for node in graph.node]
     if not any(is_standard(node, node.op_type) and node.op_type in _FORMS for node in nodes):
@@ -81,7 +81,7 @@ def write_exactly(model: onnx.ModelProto, infer: Callable[[], Mapping[str, Value
 
 
 def constants_of(model: onnx.ModelProto) -> dict[str, TensorProto]:
-    """By name, of all graphs."""
+    """The constants of all graphs by name: initializers that no input overrides, and ``Constant`` nodes."""
     overridable = {value.name for value in model.graph.input}
     found: dict[str, TensorProto] = {}
     for graph in graphs(model.graph):
@@ -102,18 +102,18 @@ class Known:
     _largest: dict[str, float] = field(default_factory=dict)
 
     def value(self, name: str) -> Value:
-        """Its type, as far as it is known."""
+        """The type of a value, as far as it is known."""
         return self.types.get(name, Value(name))
 
     def array(self, name: str) -> np.ndarray | None:
-        """Of a constant that is not large."""
+        """The value of a constant that is not large; None for anything else."""
         tensor = self.constants.get(name)
         if tensor is None or tensor.data_location == TensorProto.EXTERNAL or byte_size(tensor) > 2**16:
             return None
         return numpy_helper.to_array(tensor)
 
     def largest(self, name: str, steps: int = 50) -> float:
-        """What no number of a tensor is above, by its absolute value; ``steps`` nodes back."""
+        """An upper bound on the absolute values of a tensor, found by looking at most ``steps`` nodes back."""
         if name not in self._largest:
             dtype, node = self.value(name).dtype, self.made_by.get(name)
             most = math.inf if dtype is None else _LARGEST.get(dtype, math.inf)
@@ -143,7 +143,7 @@ class Known:
         return math.inf
 
     def lowest(self, name: str, steps: int = 50) -> float:
-        """What no number of a tensor is below, nor is any NaN; minus infinity where that is not known."""
+        """A lower bound on the numbers of a tensor, none of which is NaN then; minus infinity if none is known."""
         if (array := self.array(name)) is not None:
             return float(np.nan_to_num(array.astype(np.float64), nan=-math.inf).min(initial=0))
         node = self.made_by.get(name)
@@ -166,14 +166,14 @@ class Known:
         return -math.inf
 
     def is_of_sizes(self, name: str) -> bool:
-        """Whether a tensor has sizes of one tensor alone, of which the product counts elements."""
+        """Whether a tensor holds sizes of one tensor, so that their product is a number of elements."""
         node = self.made_by.get(name)
         while node is not None and node.op_type in ("Gather", "Slice", "Identity", "Cast"):
             node = self.made_by.get(node.input[0])
         return node is not None and node.op_type == "Shape"
 
     def axes(self, node: onnx.NodeProto) -> tuple[list[int], bool] | None:
-        """The axes that a node reduces, from the front, and whether they stay; None where they are not known."""
+        """The axes that a node reduces, from the front, and whether it keeps them as 1; None if they are unknown."""
         attributes, shape = attributes_of(node), self.value(node.input[0]).shape or ()
         axes = attributes.get("axes")
         if len(node.input) > 1 and node.input[1]:
@@ -187,13 +187,13 @@ class Known:
 
 
 def _count(shape: Sequence[int | None], axes: Sequence[int]) -> int:
-    """How many elements a reduction takes together, at most."""
+    """An upper bound on the number of elements that a reduction combines into one."""
     sizes = [shape[axis] for axis in axes]
     return _MOST if None in sizes else math.prod(sizes)  # type: ignore[arg-type]
 
 
 def _sum(b: Builder, node: onnx.NodeProto, known: Known) -> Value | None:
-    """In parts of a few bits each, of which the sums are exact."""
+    """The sum over digits of a few bits each, whose sums are exact in double."""
     x, reduced = known.value(node.input[0]), known.axes(node)
     if reduced is None or not reduced[0]:
         return None
@@ -237,7 +237,7 @@ def _with(shape: Sequence[int | None], axis: int, size: int) -> tuple[int | None
 
 
 def _product_along(b: Builder, x: Value, axis: int) -> Value:
-    """Of one half and the other, and so on; along a dynamic axis of one element after another."""
+    """The product along one axis: multiplies halves repeatedly; a dynamic axis element by element in a Scan."""
     assert x.shape is not None
     size = x.shape[axis]
     if not size:
@@ -253,7 +253,7 @@ def _product_along(b: Builder, x: Value, axis: int) -> Value:
 
 
 def _scanned_product(b: Builder, x: Value, axis: int) -> Value:
-    """Begins with one, for ONNX Runtime has no Scan over nothing."""
+    """The product along a dynamic axis by a Scan; it begins with a one, because ONNX Runtime cannot scan 0 elements."""
     assert x.dtype is not None
     assert x.shape is not None
     zeros = b.reduce_sum(b.op("Sub", x, x, shape=x.shape), [axis], keepdims=True)
@@ -271,7 +271,7 @@ def _scanned_product(b: Builder, x: Value, axis: int) -> Value:
 
 
 def _extreme(b: Builder, node: onnx.NodeProto, known: Known) -> Value | None:
-    """By its place, which is found by all bits."""
+    """The extreme through its index: ArgMax and ArgMin compare all bits."""
     x, reduced = known.value(node.input[0]), known.axes(node)
     if reduced is None or not reduced[0] or x.dtype != _INT64 or known.largest(node.input[0]) <= _MOST:
         return None
@@ -285,7 +285,7 @@ def _extreme(b: Builder, node: onnx.NodeProto, known: Known) -> Value | None:
 
 
 def _remainder(b: Builder, node: onnx.NodeProto, known: Known) -> Value | None:
-    """Division rounds towards zero, so that what it leaves has the sign of the first, as of ``fmod``."""
+    """``x - x / y * y``: division rounds towards zero, so the remainder has the sign of ``x``, as that of ``fmod``."""
     x, y = map(known.value, node.input)
     if x.dtype != _INT64 or not attributes_of(node).get("fmod", 0):
         return None
@@ -293,7 +293,7 @@ def _remainder(b: Builder, node: onnx.NodeProto, known: Known) -> Value | None:
 
 
 def _affine(b: Builder, node: onnx.NodeProto, known: Known) -> Value | None:
-    """ONNX Runtime has no Gemm of integers."""
+    """A Gemm of integers, for which ONNX Runtime has no kernel, as MatMul, Mul and Add."""
     attributes = attributes_of(node)
     factors = [attributes.get(name, 1.0) for name in ("alpha", "beta")]
     if not all(float(factor).is_integer() for factor in factors):

@@ -1,4 +1,4 @@
-"""Means of nothing, which are NaN in torch and 0 in ONNX Runtime."""
+"""Means of no elements: NaN in torch, 0 in ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
 
 
 def write_means(model: onnx.ModelProto, infer: Callable[[], Mapping[str, Value]]) -> None:
-    """Makes NaN of the means along axes that may have no elements, in place: dynamic ones, and those of no size.
+    """Rewrites means along axes that may be empty (dynamic, or of size 0) so that they give NaN, in place.
 
     Args:
-        model: with unique names of values.
-        infer: the types of its values, asked for only where the model does not state those of such nodes.
+        model: a model with unique names of values.
+        infer: infers the types of its values; called only if the model does not state those of the means' inputs.
     """
     nodes = [node for graph in graphs(model.graph) for node in graph.node]
     means = [node for node in nodes if is_standard(node, "ReduceMean")]
@@ -65,7 +65,7 @@ def write_means(model: onnx.ModelProto, infer: Callable[[], Mapping[str, Value]]
 
 
 def _count(b: Builder, x: Value, axes: Sequence[int]) -> Value:
-    """How many elements are taken together, a number of no dimensions."""
+    """The number of elements in each mean, a scalar."""
     if len(axes) == len(x.shape or ()):
         return b.op("Size", x, dtype=TensorProto.INT64)
     shape = b.op("Shape", x, dtype=TensorProto.INT64)

@@ -1,4 +1,4 @@
-"""Constant factors and sums behind a linear node, put into its weights: of a scale of layers, of queries, of a norm."""
+"""Merges constant factors and sums behind a linear node into its weights: scales of layers, queries or norms."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from svexport.graph.walk import STANDARD, attributes_of
 __all__ = ["merge_weights"]
 
 _MOVES = {"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose"}
-"""What one number for all elements passes through."""
+"""Ops that commute with multiplication by one number."""
 
 
 class _Step(NamedTuple):
-    """What a node does to a tensor: times a constant, or plus one."""
+    """What a node does to a tensor: multiplies it by a constant, or adds one."""
 
     tensor: str
     constant: np.ndarray
@@ -27,25 +27,25 @@ class _Step(NamedTuple):
 
 
 class _Linear(NamedTuple):
-    """A node with constant weights, and the place of its bias: an input of its own, or of the Add behind it."""
+    """A node with constant weights, and where its bias is: an input of the node, or of the Add behind it."""
 
     node: onnx.NodeProto
     weight: np.ndarray
     axis: int
-    """Of the result, that of its channels."""
+    """The channel axis of the result."""
     rank: int
-    """Of the result."""
+    """The rank of the result."""
     holder: onnx.NodeProto
     place: int
     bias: np.ndarray | None
 
 
 def merge_weights(model: onnx.ModelProto) -> None:
-    """Puts Mul and Div by constants, and Add and Sub of constants where there is no bias yet, into the weights of the
+    """Merges Mul and Div by constants, and Add and Sub of constants if there is no bias yet, into the weights of the
     Conv, ConvTranspose, Gemm or MatMul before them, in place, in all graphs of a model.
 
-    Constants are computed in float64 and rounded once. Left alone are weights that anything else reads, results that
-    anything else reads, and what would overflow or leave the range of normal numbers.
+    New weights are computed in float64 and rounded once. A node stays if anything else reads its weights or the linear
+    node's result, or if new weights would overflow or leave the range of normal numbers.
     """
     for scope in scopes(model):
         while _merge_some(scope):
@@ -88,7 +88,7 @@ def _step(node: onnx.NodeProto, scope: Scope) -> _Step | None:
 def _linear_before(
     step: _Step, scope: Scope, makers: Mapping[str, onnx.NodeProto], readers: Counter[str]
 ) -> _Linear | None:
-    """The linear node whose result a step takes, or, of one number for all, takes moved."""
+    """The linear node whose result a step takes, directly or (for a factor of one number) through moves."""
     name = step.tensor
     while step.constant.size == 1 and not step.is_sum and name in makers and readers[name] == 1:
         if makers[name].domain not in STANDARD or makers[name].op_type not in _MOVES:
@@ -126,7 +126,7 @@ def _linear(node: onnx.NodeProto, scope: Scope, readers: Counter[str]) -> _Linea
 
 
 def _merged(step: _Step, linear: _Linear, scope: Scope) -> bool:
-    """Writes the weights that do what a step does, too; tells whether there are such."""
+    """Merges a step into the weights of a linear node; returns whether it could."""
     node, channels = linear.node, _channels(linear)
     numbers = _by_channel(step.constant, linear, channels)
     if numbers is None:
@@ -164,7 +164,7 @@ def _channels(linear: _Linear) -> int:
 
 
 def _by_channel(constant: np.ndarray, linear: _Linear, channels: int) -> np.ndarray | None:
-    """One number for all, without axes, or one for each channel; None of a constant with others."""
+    """The constant as a scalar or as one number per channel; None if it has any other shape."""
     if constant.size == 1:
         return constant.reshape(())
     behind = linear.rank - 1 - linear.axis
@@ -192,7 +192,7 @@ def _as_bias(linear: _Linear, factor: np.ndarray) -> np.ndarray:
 
 
 def _rounded(array: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
-    """In that type; None where numbers are too large for it, or too small to be as precise."""
+    """The array in ``dtype``; None if a number overflows or becomes subnormal, which would lose precision."""
     with np.errstate(over="ignore"):
         rounded = array.astype(dtype)
     kept = np.isfinite(rounded) & ((np.abs(rounded) >= np.finfo(dtype).tiny) | (array == 0))

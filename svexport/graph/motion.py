@@ -1,7 +1,7 @@
-"""How standard nodes run on transposed tensors: what commutes with a Transpose, and what becomes of its attributes.
+"""How standard nodes run on transposed tensors: which ops commute with a Transpose, and how their attributes change.
 
-A *frame* is the permutation that the tensors of a node are in. Each function here says for one family of ops which
-dimensions of the frame every input and output has, which frames are possible, and what to edit in the node.
+A *frame* is the permutation that is applied to the tensors of a node. Each function here says for one family of ops
+which dimensions of the frame each input and output has, which frames are possible, and how to edit the node.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from svexport.graph.walk import STANDARD, attributes_of
 __all__ = ["DYNAMIC_SIZE", "FAMILIES", "Motion", "motion_of"]
 
 DYNAMIC_SIZE = 64
-"""What a dynamic size counts as."""
+"""The size assumed for a dynamic dimension."""
 
 _SHORT_RUN = 8
-"""Elements in a row of broadcast inputs, as few as which cost more than a Transpose spares."""
+"""Rows of broadcast inputs shorter than this many elements cost more than removing a Transpose saves."""
 
 _FEW_ELEMENTS = 2**12
-"""Of these it makes no difference."""
+"""With fewer elements than this, the length of rows makes no difference."""
 
 Edits: TypeAlias = "dict[str | int, Any]"
 """New values of a node's attributes (by name) and constant inputs (by index)."""
@@ -38,12 +38,12 @@ class Motion:
     """How a node runs in a frame.
 
     Attributes:
-        rank: of the frame.
-        inputs: the dimensions of the frame that each input has, None for one that stays as it is (axes, scales).
-        outputs: the dimensions that each output has.
-        broadcast: whether inputs of lower rank have size 1 in the dimensions they lack.
-        allows: whether a frame is possible.
-        edit: what to change in the node for a frame.
+        rank: the rank of the frame.
+        inputs: the dimensions of the frame that each input has; None for inputs that do not move (axes, scales).
+        outputs: the dimensions of the frame that each output has.
+        broadcast: whether inputs of lower rank count as size 1 in the dimensions they lack.
+        allows: tells whether the node can run in a frame.
+        edit: the changes to the node for a frame.
     """
 
     rank: int
@@ -55,7 +55,7 @@ class Motion:
 
 
 def motion_of(node: onnx.NodeProto, scope: Scope) -> Motion | None:
-    """How a node runs in other frames; None if it runs in no other, or if too little is known of it."""
+    """How a node runs in other frames; None if it cannot, or if too little is known of it."""
     if node.domain not in STANDARD or node.op_type not in FAMILIES:
         return None
     try:
@@ -66,11 +66,11 @@ def motion_of(node: onnx.NodeProto, scope: Scope) -> Motion | None:
 
 
 class _Fixed(Exception):
-    """The node runs on its tensors as they are, and in no other way."""
+    """The node cannot run in another frame."""
 
 
 class _Node:
-    """A node to ask questions of; what has no answer raises :class:`_Fixed`."""
+    """Access to what is known of a node; a question without an answer raises :class:`_Fixed`."""
 
     def __init__(self, node: onnx.NodeProto, scope: Scope) -> None:
         self.proto, self.scope, self.opset = node, scope, scope.opset
@@ -95,13 +95,13 @@ class _Node:
         return array
 
     def integers(self, name: str, index: int) -> list[int] | None:
-        """What is an attribute at old opsets and an input at newer ones; None where it is not given."""
+        """Integers that old opsets give as an attribute and newer ones as an input; None if they are not given."""
         if name in self.attributes:
             return list(self.attributes[name])
         return self.constant(index).ravel().tolist() if self.has(index) else None
 
     def edit(self, name: str, index: int, values: Sequence[int]) -> Edits:
-        """Other values for what :meth:`integers` read."""
+        """The edit that replaces what :meth:`integers` reads."""
         if name in self.attributes:
             return {name: list(values)}
         return {index: np.array(values, self.constant(index).dtype)}
@@ -111,7 +111,7 @@ class _Node:
 
 
 def _unary(n: _Node) -> Motion:
-    """The first input moves, all others stay."""
+    """Ops whose first input moves; all other inputs stay."""
     full = identity(n.rank(0))
     return Motion(len(full), (full, *(None,) * (len(n.proto.input) - 1)), n.all_outputs(full))
 
@@ -128,9 +128,9 @@ def _elementwise(n: _Node) -> Motion:
 
 
 def _run(shapes: Sequence[Sequence[int | None]], frame: Perm) -> int:
-    """How many elements in a row each input of these shapes has all of or one for all: runtimes loop over such rows.
+    """The length of the innermost row over which each input is either whole or constant; runtimes loop over such rows.
 
-    Points beside a constant for each of their two coordinates have rows of 2, where those come last.
+    For example, points with a constant for each of their two coordinates have rows of 2 if coordinates come last.
     """
     length, first = 1, None
     for axis in reversed(frame):
@@ -145,13 +145,13 @@ def _run(shapes: Sequence[Sequence[int | None]], frame: Perm) -> int:
 
 
 def _dropout(n: _Node) -> Motion:
-    if n.has(2):  # training, perhaps: what it drops depends on the order of the elements
+    if n.has(2):  # it may be in training mode, where the order of elements decides which are dropped
         raise _Fixed
     return _unary(n)
 
 
 def _along(default: int) -> Callable[[_Node], Motion]:
-    """One axis, an attribute."""
+    """Ops along one axis, which is an attribute."""
 
     def motion(n: _Node) -> Motion:
         unary = _unary(n)
@@ -162,13 +162,13 @@ def _along(default: int) -> Callable[[_Node], Motion]:
 
 
 def _all_along(n: _Node) -> Motion:
-    """One axis, and all inputs move."""
+    """Ops along one axis, all of whose inputs move."""
     motion = _along(0)(n)
     return replace(motion, inputs=(identity(motion.rank),) * len(n.proto.input))
 
 
 def _without_axis(n: _Node, motion: Motion) -> Motion:
-    """The axis is missing from the outputs."""
+    """Ops along one axis that the outputs lack."""
     axis = n.attributes.get("axis", 0) % motion.rank
     return replace(motion, outputs=n.all_outputs(tuple(i for i in range(motion.rank) if i != axis)))
 
@@ -201,7 +201,7 @@ def _reduce(n: _Node) -> Motion:
 def _squeeze(n: _Node) -> Motion:
     motion = _unary(n)
     axes = n.integers("axes", 1)
-    if axes is None:  # whichever are 1
+    if axes is None:  # it squeezes whichever sizes are 1
         raise _Fixed
     gone = [a % motion.rank for a in axes]
     rest = tuple(i for i in range(motion.rank) if i not in gone)
@@ -220,7 +220,7 @@ def _unsqueeze(n: _Node) -> Motion:
 def _slice(n: _Node) -> Motion:
     motion = _unary(n)
     axes = n.integers("axes", 3)
-    starts = n.integers("starts", 1) if axes is None else None  # of the first dimensions
+    starts = n.integers("starts", 1) if axes is None else None  # without axes, starts are of the first dimensions
     moved = [a % motion.rank for a in (range(len(starts or ())) if axes is None else axes)]
     if n.opset < 10:
         return replace(motion, edit=lambda frame: {"axes": list(map(frame.index, moved))})
@@ -261,13 +261,13 @@ def _expand(n: _Node) -> Motion:
 def _softmax(n: _Node) -> Motion:
     if n.opset >= 13:
         return _along(-1)(n)
-    motion = _unary(n)  # over all dimensions from the axis on, together
+    motion = _unary(n)  # before opset 13 it normalizes over all dimensions from the axis on
     axis = n.attributes.get("axis", 1) % motion.rank
     return replace(motion, allows=lambda frame: set(frame[:axis]) == set(range(axis)))
 
 
 def _normalize_trailing(n: _Node) -> Motion:
-    """Over the dimensions from the axis on, with weights of their shape."""
+    """Normalizations over the dimensions from the axis on, with weights of their shape."""
     motion = _unary(n)
     axis = n.attributes.get("axis", -1) % motion.rank
     weights = [i for i in range(1, len(n.proto.input)) if n.has(i)]
@@ -277,7 +277,7 @@ def _normalize_trailing(n: _Node) -> Motion:
 
 
 def _keeping(*dims: int) -> Callable[[_Node], Motion]:
-    """The given dimensions stay where they are."""
+    """Ops for which the given dimensions must stay in place."""
 
     def motion(n: _Node) -> Motion:
         if len(n.proto.output) > 1:
@@ -288,7 +288,7 @@ def _keeping(*dims: int) -> Callable[[_Node], Motion]:
 
 
 def _matmul(n: _Node) -> Motion:
-    motion = _unary(n)  # all rows of the first are multiplied by one matrix
+    motion = _unary(n)  # one matrix multiplies all rows of the first input
     if n.rank(1) != 2:
         raise _Fixed
     return replace(motion, allows=lambda frame: frame[-1] == motion.rank - 1)

@@ -29,11 +29,11 @@ __all__ = [
 ]
 
 PLUGIN_ATTRIBUTES = {"plugin_namespace": DOMAIN, "plugin_version": "1"}
-"""On every node: what TensorRT's parser looks a plugin creator up by."""
+"""Attributes of every node by which TensorRT's parser looks up a plugin creator."""
 
 
 def rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
-    """Renames values where they are produced or used, nested graphs included; the graph's own outputs keep theirs."""
+    """Renames values where they are produced or used, in nested graphs too, except the graph's own outputs."""
     if not names:
         return
     for one in graphs(graph):
@@ -48,7 +48,7 @@ def rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
 def separate_names(model: onnx.ModelProto) -> None:
     """Renames values of nested graphs until one name means one value in the whole model, in place.
 
-    Graphs beside each other (the branches of an If) may use a name for a value of their own each.
+    Sibling graphs (the branches of an If) may each use the same name for a value of their own.
     """
     made = [
         {value.name for value in (*g.input, *g.initializer)}.union(*(node.output for node in g.node)) - {""}
@@ -70,12 +70,12 @@ def separate_names(model: onnx.ModelProto) -> None:
 
 
 def is_svexport(node: onnx.NodeProto) -> bool:
-    """Whether a node is one of ours."""
+    """Whether a node is of an op of this svexport."""
     return node.domain == DOMAIN and node.op_type in SYMBOLICS
 
 
 def svexport_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    """Every svexport node of a model, nested graphs included."""
+    """Every node in svexport's domain, in nested graphs too."""
     for graph in graphs(model.graph):
         for node in graph.node:
             if node.domain == DOMAIN:
@@ -97,12 +97,12 @@ def symbolic_of(node: onnx.NodeProto) -> Symbolic:
 
 
 def beyond_plugin(node: onnx.NodeProto) -> bool:
-    """Whether the node is one of those that the plugin of its op does not run."""
+    """Whether the plugin of the node's op cannot run the node."""
     return symbolic_of(node).op.beyond_plugin(attributes_of(node))
 
 
 def set_attributes(node: onnx.NodeProto, op: Op, values: Sequence[Any]) -> None:
-    """Writes all attributes of a node, in schema order, then the plugin's: none is left to a default."""
+    """Writes all attributes of a node in schema order, then those of the plugin; none is left to a default."""
     del node.attribute[:]
     for argument, value in zip(op.attributes, values, strict=True):
         if argument.kind == "int":
@@ -118,7 +118,7 @@ def set_attributes(node: onnx.NodeProto, op: Op, values: Sequence[Any]) -> None:
 
 
 def weight_attributes(op: Op, attributes: Mapping[str, Any]) -> list[str]:
-    """What the weights of a node are called as attributes of it; empty for an op that has none."""
+    """The names of a node's weights as attributes; empty for an op without weights."""
     return [] if op.weight_names is None else [name.replace(".", "_") for name in op.weight_names(attributes)]
 
 

@@ -1,6 +1,6 @@
-"""The algebra of permutations: what Transposes do to the dimensions of a tensor.
+"""The algebra of permutations, which Transposes apply to the dimensions of a tensor.
 
-A permutation ``p`` makes of ``x`` the tensor whose dimension ``i`` is dimension ``p[i]`` of ``x``, as Transpose does.
+As in Transpose, a permutation ``p`` maps ``x`` to the tensor whose dimension ``i`` is dimension ``p[i]`` of ``x``.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ def compose(a: Perm, b: Perm) -> Perm:
 
 @lru_cache(maxsize=4096)
 def inverse(a: Perm) -> Perm:
-    """Where each dimension went: composed with the permutation itself, the identity."""
+    """The inverse permutation, which composed with ``a`` gives the identity."""
     return tuple(sorted(range(len(a)), key=a.__getitem__))
 
 
 @lru_cache(maxsize=4096)
 def restrict(a: Perm, dims: Sequence[int]) -> Perm:
-    """What ``a`` does to the given (ascending) dimensions alone, numbered from 0."""
+    """The permutation that ``a`` applies to the given (ascending) dimensions alone, numbered from 0."""
     return tuple([dims.index(i) for i in a if i in dims])
 
 

@@ -32,8 +32,8 @@ def prove(
         before: the model as it was; svexport nodes are lowered.
         after: the model as it is now.
         exact: whether outputs have to be equal, as after a rewrite that only moves data.
-        sizes: of dynamic dimensions by name, 3 where none is given.
-        seed: of the inputs.
+        sizes: sizes of dynamic dimensions by name; 3 if none is given.
+        seed: seed of the random inputs.
         rtol: relative tolerance unless ``exact``.
         atol: absolute tolerance unless ``exact``.
 
@@ -57,7 +57,7 @@ def prove(
 
 
 def random_inputs(model: onnx.ModelProto, sizes: Mapping[str, int], seed: int) -> dict[str, np.ndarray]:
-    """Values for the inputs of a model that have no default."""
+    """Random values for the inputs of a model that have no default."""
     generator = np.random.default_rng(seed)
     defaults = {tensor.name for tensor in model.graph.initializer}
     feeds = {}
@@ -78,7 +78,7 @@ def _run(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> list[torch.
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = 1
-    # As written: the runtime moves Transposes too.
+    # Runs the graph as written, because the runtime's optimizer also moves Transposes.
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     file = lower(model).SerializeToString()
     session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])

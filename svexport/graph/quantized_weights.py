@@ -1,4 +1,4 @@
-"""Weights as the int8 numbers that QuantizeLinear makes of them: a quarter of the file, for runtimes that read them."""
+"""Stores weights as the int8 numbers that QuantizeLinear computes, which makes the file a quarter as large."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ type". Source: NVIDIA TensorRT developer guide, Explicit Quantization, Quantized
 
 
 def store_quantized(model: onnx.ModelProto) -> int:
-    """Computes QuantizeLinear of float32 constants that nothing else reads, in place, before DequantizeLinear.
+    """Replaces QuantizeLinear of float32 constants by int8 constants, in place, if only DequantizeLinear reads them.
 
-    As ONNX has it: divided in float32, rounded half to even, saturated.
+    The numbers are those that ONNX defines: divided in float32, rounded half to even, saturated.
 
     Returns:
-        How many constants became int8.
+        The number of constants that became int8.
     """
     return sum(_store(scope) for scope in scopes(model))
 
@@ -56,7 +56,7 @@ def _only_dequantized(takers: dict[str, list[onnx.NodeProto]], name: str) -> boo
 
 
 def _quantized(scope: Scope, node: onnx.NodeProto) -> np.ndarray | None:
-    """What a QuantizeLinear of constants computes; None of other types, and where it has further attributes."""
+    """The result of a QuantizeLinear of constants; None for other types, or if it has further attributes."""
     x, scale, zero = (scope.array(name) for name in node.input)
     if x is None or scale is None or zero is None or x.dtype != np.float32 or scale.dtype != np.float32:
         return None
@@ -69,6 +69,6 @@ def _quantized(scope: Scope, node: onnx.NodeProto) -> np.ndarray | None:
             return None
         scale = scale.reshape([-1 if i == axis else 1 for i in range(x.ndim)])
     if not (scale > 0).all() or not np.isfinite(x).all():
-        return None  # what becomes of NaN is each runtime's own
-    with np.errstate(over="ignore"):  # infinite steps are beyond, too
+        return None  # runtimes differ in what they make of NaN
+    with np.errstate(over="ignore"):  # an infinite quotient saturates as well
         return np.clip(np.rint(x / scale), -128, 127).astype(np.int8)

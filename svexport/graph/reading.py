@@ -1,4 +1,4 @@
-"""Reading files that others wrote: what cannot be a model is told so, and what is inside of one may be anything."""
+"""Reads files that others wrote: refuses what cannot be a model with a clear error, and trusts no contents."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ MAX_BYTES = 2**31 - 1
 
 
 def check_regular(path: Path) -> None:
-    """Raises :class:`SvexportError` on a path that names a pipe or a device, which might be waited for, or nothing that
-    could be there."""
+    """Raises :class:`SvexportError` if a path names a pipe or a device, which reading might wait for, or cannot exist
+    at all."""
     if "\0" in str(path):
         raise SvexportError(f"expected the path of a file, got {str(path)!r}, with a NUL in it; take that out")
     try:
         special = path.exists() and not path.is_file() and not path.is_dir()
-    except OSError as error:  # too long a name, say
+    except OSError as error:  # for example, the name is too long
         raise SvexportError(f"cannot read {path}: {error.strerror}; check the path") from error
     if special:
         raise SvexportError(f"expected a file, got {path}, which is a pipe or a device; copy it to a file first")
@@ -32,10 +32,10 @@ def check_regular(path: Path) -> None:
 
 @contextmanager
 def damaged(what: str) -> Iterator[None]:
-    """Takes any error in here, of a library or of Python, for what a damaged or unusual file causes.
+    """Turns any error of a library or of Python inside the context into one that blames a damaged or unusual file.
 
     Raises:
-        UnsupportedError: instead of it.
+        UnsupportedError: in place of any error that is no SvexportError.
     """
     try:
         yield
@@ -50,10 +50,10 @@ def damaged(what: str) -> Iterator[None]:
 
 
 def read_model(path: Path, external: bool = True) -> onnx.ModelProto:
-    """A model from its file, with the data in other files unless told otherwise.
+    """Reads a model from its file and, if ``external``, the data that it keeps in other files.
 
     Raises:
-        SvexportError: if that is no regular file, or no ONNX model.
+        SvexportError: if the path is no regular file, or the file no ONNX model.
     """
     check_regular(path)
     if path.is_dir():
@@ -72,17 +72,17 @@ def read_model(path: Path, external: bool = True) -> onnx.ModelProto:
 
 
 def check_whole(model: onnx.ModelProto, what: str) -> None:
-    """Whether there is all that a check needs: bytes that are something else may well be parsed as a model of nothing.
+    """Checks that a model has all that a check needs: protobuf may parse foreign bytes as an empty model.
 
     Raises:
-        SvexportError: naming what is missing.
+        SvexportError: if something is missing; the message names it.
     """
     missing = [name for name in ("ir_version", "graph") if not model.HasField(name)]
     if not any(entry.domain in STANDARD for entry in model.opset_import):
         missing.append("opset of the default domain")
     if missing:
         raise SvexportError(f"{what} is not a valid ONNX file: it has no {' and no '.join(missing)}")
-    if any(isinstance(name, bytes) for name in _names(model)):  # which protobuf makes of what is no UTF-8
+    if any(isinstance(name, bytes) for name in _names(model)):  # protobuf returns bytes for what is not UTF-8
         raise SvexportError(f"{what} is not a valid ONNX file: it has names that are no text")
     known = set(TensorProto.DataType.values()) - {TensorProto.UNDEFINED}
     for graph in graphs(model.graph):

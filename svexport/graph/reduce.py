@@ -1,4 +1,4 @@
-"""A model cut down to the smallest part that still fails, by bisection on its nodes."""
+"""Cuts a model down to the smallest part that still fails, by bisection on its nodes."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ["part_of", "reduce"]
 
 
 def reduce(model: onnx.ModelProto, fails: Callable[[onnx.ModelProto], bool]) -> onnx.ModelProto:
-    """The smallest part of a model that fails: no node of it can be left out.
+    """The smallest part of a model that fails: no single node of it can be left out.
 
-    What a part takes from nodes that are not in it are its inputs, of the same names; what others took of it its
-    outputs. Constants stay with the nodes that use them. Halves are left out first, then quarters, down to single nodes
-    (delta debugging).
+    Values that a part reads from nodes outside of it become its inputs, values that nodes outside read become its
+    outputs; both keep their names. Constants stay with the nodes that use them. Delta debugging leaves out halves
+    first, then quarters, down to single nodes.
 
     Args:
-        model: it is not changed.
-        fails: whether a part shows the failure that is looked for, and not merely any.
+        model: the model; it is not changed.
+        fails: tells whether a part shows the failure in question, not just any failure.
 
     Raises:
         SvexportError: if the model as a whole does not fail.
@@ -47,7 +47,7 @@ def reduce(model: onnx.ModelProto, fails: Callable[[onnx.ModelProto], bool]) -> 
         return tried[key]
 
     if not still(kept):
-        return whole  # with types stated, or constants sorted, it is another failure
+        return whole  # stating types or sorting constants already changes the failure
     pieces = 2
     while len(kept) > 1:
         size = max(len(kept) // pieces, 1)
@@ -65,17 +65,17 @@ def reduce(model: onnx.ModelProto, fails: Callable[[onnx.ModelProto], bool]) -> 
         else:
             pieces = min(pieces * 2, len(kept))
     found = part_of(whole, kept, types)
-    assert found is not None  # it was tried
+    assert found is not None  # still(kept) built it before
     return found
 
 
 def part_of(
     model: onnx.ModelProto, numbers: Iterable[int], types: dict[str, Value] | None = None
 ) -> onnx.ModelProto | None:
-    """The nodes of these numbers as a model, with the constants that they use; None if a type is not known.
+    """The nodes with these numbers as a model, with the constants that they use; None if a type is unknown.
 
     Args:
-        types: of the values, by :func:`svexport.graph.types.infer_types`.
+        types: the types of the values, from :func:`svexport.graph.types.infer_types`.
     """
     graph = model.graph
     types = infer_types(model) if types is None else types
@@ -116,7 +116,7 @@ def part_of(
 
 
 def _reads(node: onnx.NodeProto) -> set[str]:
-    """What a node takes, and what graphs inside it take from outside."""
+    """The values that a node reads, including those that graphs inside it read from outside."""
     names = {name for name in node.input if name}
     for graph in graphs_of(node):
         made = {value.name for value in (*graph.input, *graph.initializer)}

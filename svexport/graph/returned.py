@@ -1,4 +1,4 @@
-"""How a model returned its outputs, kept in the file: a dict's keys are lost among the names of outputs otherwise."""
+"""Keeps in the file how a model returned its outputs; otherwise the keys of a dict would be lost."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
 __all__ = ["KEY", "RETURNED", "Returned", "note_returned", "parse_returned", "returned_of"]
 
 KEY = "svexport.outputs"
-"""Of the metadata."""
+"""Key of the entry in the model's metadata."""
 
 Returned = dict[str, Any]
-"""By key of the dict the number of an output, or a dict or list of such."""
+"""Maps each key of the returned dict to the number of an output, or to a dict or list of these."""
 RETURNED = 4000
-"""Of characters; a larger one is not kept."""
+"""Upper bound on the characters of the entry; a longer one is not kept."""
 _DEPTH = 16
 
 
 def note_returned(model: onnx.ModelProto, paths: Sequence[tuple[str, ...]]) -> None:
-    """Writes down a dict that a model returned, in place.
+    """Records in the model's metadata the structure of the dict that it returned, in place.
 
     Args:
-        paths: of each output, the keys and positions that lead to it in the dict.
+        paths: for each output, the keys and positions that lead to it in the dict.
     """
     tree: Returned = {}
     for number, path in enumerate(paths):
@@ -41,7 +41,7 @@ def note_returned(model: onnx.ModelProto, paths: Sequence[tuple[str, ...]]) -> N
 
 
 def _listed(value: Any) -> Any:
-    """Lists in place of dicts of positions."""
+    """The value with lists in place of dicts whose keys are positions."""
     if not isinstance(value, dict):
         return value
     values = [_listed(one) for one in value.values()]
@@ -49,13 +49,13 @@ def _listed(value: Any) -> Any:
 
 
 def returned_of(model: onnx.ModelProto) -> Returned | None:
-    """What :func:`note_returned` wrote down."""
+    """The structure that :func:`note_returned` recorded; None if there is none, or it is invalid."""
     text = next((entry.value for entry in model.metadata_props if entry.key == KEY), "")
     return parse_returned(text, len(model.graph.output))
 
 
 def parse_returned(text: str, outputs: int) -> Returned | None:
-    """The dict in a text that may be anything; None unless it names each of so many outputs once."""
+    """Parses an untrusted text; None unless it is a dict that names each of ``outputs`` outputs once."""
     if len(text) > RETURNED or not text.startswith("{"):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Models as files: written beside their place and moved there, never half of one."""
+"""Writes models as files: into a temporary folder first, then renamed, so that no half-written file is left."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ if TYPE_CHECKING:
 __all__ = ["FROM_ONE", "beside", "check_name", "check_place", "describe", "move", "save", "strip_file", "write"]
 
 FROM_ONE = ": sizes from 1"
-"""Behind the name of a dynamic size that may not be 0, in a line of a file's ``doc_string``."""
+"""Suffix of the name of a dynamic size that must not be 0, in a line of the file's ``doc_string``."""
 
 MAX_PROTOBUF_BYTES = 2**31 - 2**20
-"""Larger models keep their weights in a file beside the ``.onnx``: protobuf ends at 2 GiB."""
+"""Larger models keep their weights in a file beside the ``.onnx``: protobuf allows at most 2 GiB."""
 
 _NO_PLACE = {errno.EDQUOT, errno.EFBIG, errno.ENOSPC, errno.EROFS}
-"""Errors of writing: a quota, a limit of file sizes, a full disk, one that is read only."""
+"""Errors of writing: an exceeded quota or file size, a full disk, a read-only file system."""
 
 
 def check_name(path: Path) -> None:
-    """Raises an ExportError where a name does not end in .onnx, by which loaders know what a file is."""
+    """Raises an ExportError if a name does not end in .onnx, by which loaders recognize the format."""
     if path.suffix.lower() != ".onnx":
         raise ExportError(f"expected the name of an ONNX file, such as model.onnx; got {str(path)!r}")
 
 
 def check_place(path: Path) -> None:
-    """Raises an ExportError where an ONNX file cannot be written to ``path``."""
+    """Raises an ExportError if an ONNX file cannot be written to ``path``."""
     if "\0" in str(path):
         raise ExportError(f"expected the path of a file, got {str(path)!r}, with a NUL in it; take that out")
     try:
         if path.is_dir():
             raise ExportError(f"expected the path of a file, got the folder {path}; add a file name")
-        if path.exists() and not path.is_file():  # a pipe or a device, which a renamed file would replace
+        if path.exists() and not path.is_file():  # a pipe or a device; renaming onto it would replace it
             raise ExportError(
                 f"expected the path of a file, got {path}, which is no regular file; choose another place"
             )
-    except OSError as error:  # too long a name, say
+    except OSError as error:  # for example, the name is too long
         raise ExportError(f"cannot write {path}: {error.strerror or error}; choose another name") from error
     check_name(path)
 
@@ -61,7 +61,7 @@ def beside(path: Path) -> Iterator[Path]:
     try:
         yield folder
     except OSError as error:
-        if error.errno not in _NO_PLACE:  # the user's code may raise others
+        if error.errno not in _NO_PLACE:  # other OSErrors may come from the user's code
             raise
         raise ExportError(
             f"cannot write {path}: {error.strerror}; make room there, or choose another folder. No file was written"
@@ -71,7 +71,7 @@ def beside(path: Path) -> Iterator[Path]:
 
 
 def write(model: onnx.ModelProto, path: Path) -> None:
-    """Writes a model beside its place and moves it there: a file of that name is whole at any time."""
+    """Writes a model to a temporary folder and renames it into place, so a file of that name is always complete."""
     check_place(path)
     with beside(path) as folder:
         save(model, folder / path.name)
@@ -79,7 +79,7 @@ def write(model: onnx.ModelProto, path: Path) -> None:
 
 
 def move(folder: Path, path: Path) -> None:
-    """Puts the files of a folder beside ``path`` in their place; an older one stays if that fails."""
+    """Moves the files of a folder to the folder of ``path``; an older file stays if that fails."""
     try:
         for file in sorted(folder.iterdir(), key=lambda f: f.name == path.name):  # the .onnx last, after its data
             os.replace(file, path.parent / file.name)
@@ -88,13 +88,13 @@ def move(folder: Path, path: Path) -> None:
 
 
 def save(model: onnx.ModelProto, file: Path) -> None:
-    """Writes a model, its weights beside it where they do not fit into one protobuf. ``model`` keeps its weights."""
+    """Writes a model, with its weights in a second file if one protobuf cannot hold them; ``model`` is not changed."""
     import onnx
 
     from svexport.graph.scope import byte_size
     from svexport.graph.wire import write_model
 
-    for data in file.parent.glob("*"):  # what the exporter left, loaded by now
+    for data in file.parent.glob("*"):  # files that the exporter left, which are loaded by now
         data.unlink()
     size = sum(map(byte_size, model.graph.initializer))
     if size < MAX_PROTOBUF_BYTES:
@@ -107,8 +107,8 @@ def save(model: onnx.ModelProto, file: Path) -> None:
 
 
 def describe(file: Path, text: str) -> None:
-    """Gives a file another ``doc_string``, and leaves all else as it is: of a field that comes twice protobuf reads the
-    last."""
+    """Changes only the ``doc_string`` of a file, by appending a second one: protobuf reads the last of a repeated
+    scalar field."""
     import onnx
 
     with file.open("ab") as stream:
@@ -116,7 +116,7 @@ def describe(file: Path, text: str) -> None:
 
 
 def strip_file(file: Path) -> int:
-    """Takes the bodies off a file, and says which IR version it has then."""
+    """Removes the bodies from a file and returns the IR version that it has then."""
     import onnx
 
     from svexport.graph.bodies import strip

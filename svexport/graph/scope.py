@@ -1,4 +1,4 @@
-"""What is known of the tensors of each graph in a model: types, constants, names in use."""
+"""What is known of the tensors of each graph in a model: types, constants and used names."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ __all__ = [
 ]
 
 LARGE = 2**16
-"""Bytes from which on a constant is not copied where that can be helped."""
+"""Size in bytes above which constants are not copied if that can be avoided."""
 
 
 @dataclass
 class Scope:
-    """One graph of a model, with what it sees of the graphs around it.
+    """One graph of a model, with what is visible of the graphs around it.
 
     Attributes:
         graph: the graph itself.
-        opset: of the default domain.
-        ir_version: of the model.
-        infos: types by name, as stated by the file or inferred.
-        constants: initializers and ``Constant`` nodes by name; not those that a caller may override or that lie in
-            another file.
+        opset: the opset of the default domain.
+        ir_version: the IR version of the model.
+        infos: types by name, stated by the file or inferred.
+        constants: initializers and ``Constant`` nodes by name, except those that a caller may override and those
+            stored in another file.
         taken: every name in the model, of values and of nodes.
     """
 
@@ -56,14 +56,14 @@ class Scope:
     _added: dict[tuple[Any, ...], str] = field(default_factory=dict)
 
     def shape(self, name: str) -> tuple[int | None, ...] | None:
-        """Sizes, None for a dynamic one; None where the rank is not known."""
+        """The sizes of a tensor, with None for a dynamic one; None if the rank is unknown."""
         info = self.infos.get(name)
         if info is None or not info.HasField("shape"):
             return None
         return tuple([d.dim_value if d.HasField("dim_value") else None for d in info.shape.dim])
 
     def set_rank(self, name: str, rank: int) -> None:
-        """Notes the rank of a tensor whose shape is not known."""
+        """Records the rank of a tensor whose shape is unknown."""
         info = onnx.TypeProto.Tensor()
         if name in self.infos:
             info.CopyFrom(self.infos[name])
@@ -71,7 +71,7 @@ class Scope:
         self.infos[name] = info
 
     def itemsize(self, name: str) -> int:
-        """Bytes of an element; those of float32 where the type is not known."""
+        """The size of an element in bytes; that of float32 if the type is unknown."""
         dtype = self.infos[name].elem_type or TensorProto.FLOAT
         return helper.tensor_dtype_to_np_dtype(dtype).itemsize
 
@@ -88,7 +88,7 @@ class Scope:
         return numpy_helper.to_array(self.constants[name]) if name in self.constants else None
 
     def fresh(self, stem: str) -> str:
-        """A name that nothing in the model has yet."""
+        """A name that is not used in the model yet; it counts as used from now on."""
         name, count = stem, 0
         while name in self.taken:
             name, count = f"{stem}_{count}", count + 1
@@ -96,27 +96,27 @@ class Scope:
         return name
 
     def constant(self, array: np.ndarray, stem: str) -> str:
-        """The name of a constant of this value, added to the graph unless an equal one was."""
+        """The name of a constant with this value; adds it to the graph unless an equal one was added before."""
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._added:
             name = self._added[key] = self.fresh(stem)
             tensor = numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape), name)
             if self.ir_version >= 4:
                 self.graph.initializer.append(tensor)
-            else:  # where an initializer has to be an input as well
+            else:  # before IR version 4 an initializer has to be an input as well
                 self.graph.node.insert(0, helper.make_node("Constant", [], [name], value=tensor))
             self.constants[name] = tensor
         return self._added[key]
 
     def drop_unused(self, before: set[str]) -> None:
-        """:func:`drop_unused`, after which constants that went with it are added anew."""
+        """Calls :func:`drop_unused` and forgets constants that it removed, so that they can be added again."""
         drop_unused(self.graph, before)
         left = {tensor.name for tensor in self.graph.initializer}.union(*(node.output for node in self.graph.node))
         self._added = {key: name for key, name in self._added.items() if name in left}
 
 
 def is_standard(node: onnx.NodeProto, op_type: str) -> bool:
-    """Whether a node is of that type in ONNX's own domain."""
+    """Whether a node is of this type in ONNX's own domain."""
     return node.op_type == op_type and node.domain in STANDARD
 
 
@@ -145,7 +145,7 @@ def _inner_scopes(scope: Scope, inferred: onnx.GraphProto) -> Iterator[Scope]:
             scope.constants[name] = tensor
     for node, same in zip(scope.graph.node, inferred.node, strict=True):
         for inner, inferred_inner in zip(graphs_of(node), graphs_of(same), strict=True):
-            # Not the large constants: a nested graph would get its own transposed copy of them.
+            # Leaves large constants out: a nested graph would get its own transposed copies of them.
             small = {name: t for name, t in scope.constants.items() if byte_size(t) <= LARGE}
             child = Scope(inner, scope.opset, scope.ir_version, ChainMap({}, scope.infos), small, scope.taken)
             yield from _inner_scopes(child, inferred_inner)
@@ -153,7 +153,7 @@ def _inner_scopes(scope: Scope, inferred: onnx.GraphProto) -> Iterator[Scope]:
 
 
 def constant_value(node: onnx.NodeProto) -> TensorProto | None:
-    """Of a ``Constant`` node; None for a sparse one or strings."""
+    """The value of a ``Constant`` node; None for a sparse one or strings."""
     types = {"value_int": np.int64, "value_ints": np.int64, "value_float": np.float32, "value_floats": np.float32}
     for attribute in node.attribute:
         if attribute.name == "value":
@@ -164,8 +164,8 @@ def constant_value(node: onnx.NodeProto) -> TensorProto | None:
 
 
 def constants_as_tensors(model: onnx.ModelProto) -> None:
-    """Numbers and lists of them in Constants become tensors, in place: before opset 12 there is nothing else, and up to
-    9.1 the parser takes numbers for 0 and lists for empty."""
+    """Turns numbers and lists in Constants into tensors, in place: before opset 12 a Constant holds only tensors, and
+    TensorRT's parser up to 9.1 reads numbers as 0 and lists as empty."""
     for graph in graphs(model.graph):
         for node in graph.node:
             tensor = constant_value(node) if is_standard(node, "Constant") else None
@@ -174,7 +174,7 @@ def constants_as_tensors(model: onnx.ModelProto) -> None:
 
 
 def _is_plain(tensor: TensorProto) -> bool:
-    """Whether numpy can rearrange it: here in whole, of whole bytes."""
+    """Whether numpy can permute the tensor: it is stored in this file, and its elements are whole bytes."""
     types = tensor.data_type <= TensorProto.BFLOAT16 and tensor.data_type != TensorProto.STRING
     return types and tensor.data_location != TensorProto.EXTERNAL
 
@@ -187,7 +187,7 @@ def used_inside(node: onnx.NodeProto) -> list[str]:
 
 
 def used_names(graph: onnx.GraphProto) -> set[str]:
-    """Names of all values that a graph uses."""
+    """The names of all values that a graph uses."""
     names = {output.name for output in graph.output}
     for node in graph.node:
         names.update(node.input, used_inside(node))
@@ -195,7 +195,7 @@ def used_names(graph: onnx.GraphProto) -> set[str]:
 
 
 def readers_of(graph: onnx.GraphProto) -> Counter[str]:
-    """How often each tensor is read; more than once what is a result or is read inside of a node."""
+    """How often each tensor is read; results, and tensors read by nested graphs, count at least twice."""
     counts = Counter(name for node in graph.node for name in node.input)
     for name in [value.name for value in graph.output] + [name for node in graph.node for name in used_inside(node)]:
         counts[name] += 2
@@ -203,7 +203,7 @@ def readers_of(graph: onnx.GraphProto) -> Counter[str]:
 
 
 def drop_unused(graph: onnx.GraphProto, before: set[str]) -> None:
-    """Removes what made values that were used before and are not any more, and types of values that are gone."""
+    """Removes nodes and initializers of values that were used ``before`` and are no longer, and their types."""
     used = {output.name for output in graph.output}
     nodes = []
     for node in reversed(graph.node):
@@ -220,14 +220,14 @@ def drop_unused(graph: onnx.GraphProto, before: set[str]) -> None:
 
 
 def byte_size(tensor: TensorProto) -> int:
-    """How large the values of a tensor are, without the copy of them that the library makes to tell."""
+    """The size of a tensor's values in bytes, without the copy that the library makes to compute it."""
     if tensor.data_type == TensorProto.STRING:
         return tensor.ByteSize()
     return math.prod(tensor.dims) * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
 
 
 def light_copy(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with its large weights as inputs: enough to check it and to infer types."""
+    """A copy of the model with its large weights turned into inputs: enough to check it and to infer types."""
     light = onnx.ModelProto(ir_version=max(model.ir_version, 4), opset_import=model.opset_import)
     light.functions.extend(model.functions)
     graph = light.graph

@@ -1,4 +1,4 @@
-"""Simplification: what a library does to any graph; idle nodes, space to depth, weights, Transposes are done here."""
+"""Simplification of models: onnxscript's general passes, then idle nodes, space to depth, weights and Transposes."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ __all__ = ["simplify"]
 
 
 def simplify(model: onnx.ModelProto | str | Path, *, plugins: bool = False) -> onnx.ModelProto:
-    """Folds constants, shares equal nodes and initializers and drops unused ones (all of which onnxscript does), takes
-    out nodes that change nothing (:mod:`svexport.graph.idle`), makes one space to depth of strided slices, puts
-    constant factors and sums behind linear nodes into their weights (:mod:`svexport.graph.merge`), and removes
-    Transposes (:mod:`svexport.graph.transposes`).
+    """Folds constants, shares equal nodes and initializers and drops unused ones (by onnxscript), removes nodes that
+    change nothing (:mod:`svexport.graph.idle`), turns strided slices into one space to depth, merges constant factors
+    and sums behind linear nodes into their weights (:mod:`svexport.graph.merge`), and removes Transposes
+    (:mod:`svexport.graph.transposes`).
 
     Opset, IR version, names of inputs and outputs, svexport nodes and local functions stay as they are.
 
     Args:
         model: an ONNX model or the path of one; it is not changed.
-        plugins: whether space to depth of images becomes an ``svexport::SvSpaceToDepth``, without a body as yet,
-            instead of standard nodes.
+        plugins: whether space to depth of images becomes an ``svexport::SvSpaceToDepth``, not yet with a body, instead
+            of standard nodes.
 
     Returns:
         A new model.
@@ -44,9 +44,9 @@ def simplify(model: onnx.ModelProto | str | Path, *, plugins: bool = False) -> o
 
 
 def _by_library(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model as onnxscript simplifies it, or a copy as it was where that makes it invalid.
+    """The model simplified by onnxscript, or an unchanged copy if the result would be invalid.
 
-    Not its rewrite rules: they fuse weights, and some write nodes that old opsets do not have.
+    onnxscript's rewrite rules are left out: they fuse weights, and some write nodes that old opsets lack.
     """
     import onnx_ir as ir
     from onnx_ir.passes import common
@@ -54,7 +54,7 @@ def _by_library(model: onnx.ModelProto) -> onnx.ModelProto:
 
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    del copy.functions[:]  # their nodes are to stay nodes
+    del copy.functions[:]  # keeps the library from inlining them
     try:
         with quiet("onnx_ir", "onnxscript"):
             graph = ir.from_proto(copy)
@@ -82,7 +82,7 @@ def _signature(model: onnx.ModelProto) -> tuple[Any, ...]:
 
 
 def _remove_remarks(model: onnx.ModelProto) -> None:
-    """What the optimizer notes of where a constant came from, and types of which it does not know the rank."""
+    """Removes the optimizer's notes on where constants came from, and types without a rank, in place."""
     for graph in graphs(model.graph):
         for item in (*graph.node, *graph.value_info, *graph.initializer, *graph.input, *graph.output):
             kept = [entry for entry in item.metadata_props if not entry.key.startswith("pkg.onnxscript.")]

@@ -1,4 +1,4 @@
-"""Strided slices and their Concat as one space to depth, as in the Focus stem of YOLOX."""
+"""Fuses strided slices and their Concat into one space to depth, as in the Focus stem of YOLOX."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from svexport.symbolic._builder import Builder, Dim, Value
 __all__ = ["fuse_space_to_depth"]
 
 INT32_MAX = 2**31 - 1
-"""Where exporters let a slice end that goes on to the end."""
+"""The end that exporters write for a slice that has no end."""
 
 ROW_BY_ROW = [(0, 0), (0, 1), (1, 0), (1, 1)]
 COLUMN_BY_COLUMN = [(0, 0), (1, 0), (0, 1), (1, 1)]
@@ -28,15 +28,15 @@ COLUMN_BY_COLUMN = [(0, 0), (1, 0), (0, 1), (1, 1)]
 def fuse_space_to_depth(model: onnx.ModelProto, *, node: bool = False) -> int:
     """Replaces the Concat of four slices of a tensor (even or odd rows, even or odd columns), in place.
 
-    Reshape, Transpose and Reshape take its place, whichever two dimensions are sliced and whichever other concatenated,
-    in any order of the slices (one that goes neither row by row nor column by column adds a Gather).
+    Reshape, Transpose and Reshape take its place, for any two sliced dimensions, any other concatenated dimension, and
+    any order of the slices (an order that is neither row by row nor column by column adds a Gather).
 
     Args:
-        model: the model to change.
-        node: whether channels of images ``(N, C, H, W)`` come from an ``svexport::SvSpaceToDepth`` instead.
+        model: the model, changed in place.
+        node: whether to write an ``svexport::SvSpaceToDepth`` instead for images ``(N, C, H, W)`` joined along C.
 
     Returns:
-        How many were replaced.
+        The number of Concats replaced.
     """
     count = 0
     for scope in scopes(model):
@@ -58,7 +58,7 @@ def fuse_space_to_depth(model: onnx.ModelProto, *, node: bool = False) -> int:
 
 
 class _Blocks(NamedTuple):
-    """Elements of 2x2 blocks (along two axes of the transposed source) that lie one after another in a third axis."""
+    """2x2 blocks along two axes of the transposed source, whose elements are joined along a third axis."""
 
     source: str
     perm: Perm
@@ -87,12 +87,12 @@ def _match(concat: onnx.NodeProto, producers: Mapping[str, onnx.NodeProto], scop
     perm = identity(len(shape))
     before = producers.get(source)
     if before is not None and is_standard(before, "Transpose") and before.attribute and scope.shape(before.input[0]):
-        source, perm = before.input[0], tuple(before.attribute[0].ints)  # the Transpose that there will be does it too
+        source, perm = before.input[0], tuple(before.attribute[0].ints)  # merges it into the new Transpose
     return _Blocks(source, perm, (first, second), axis, order)
 
 
 def _slices(name: str, producers: Mapping[str, onnx.NodeProto], scope: Scope) -> tuple[str, dict[int, int]]:
-    """The tensor that a value is every second element of, and the first one of these along each axis sliced."""
+    """The tensor that Slices of every second element lead back to, and the start along each sliced axis."""
     found: dict[int, int] = {}
     while name in producers and is_standard(producers[name], "Slice"):
         source = producers[name].input[0]
@@ -116,12 +116,12 @@ def _slices(name: str, producers: Mapping[str, onnx.NodeProto], scope: Scope) ->
 
 
 def _nodes(output: str, blocks: _Blocks, scope: Scope, node: bool) -> list[onnx.NodeProto]:
-    """What makes ``output`` in place of the slices and their Concat."""
+    """The nodes that make ``output`` in place of the slices and their Concat."""
     b = Builder(scope.opset, scope.fresh(f"{output}/space_to_depth") + "/")
     (first, second), axis, order = blocks.axes, blocks.axis, blocks.order
     x = Value(blocks.source, scope.infos[blocks.source].elem_type or None, scope.shape(blocks.source))
     split: list[Dim] = []  # two dimensions for each sliced one
-    at = [0] * x.rank  # where each dimension is among them
+    at = [0] * x.rank  # the index in ``split`` of each dimension
     for i, dim in sorted(enumerate(blocks.perm), key=itemgetter(1)):
         at[i] = len(split)
         size = b.dim(x, dim)

@@ -1,4 +1,4 @@
-"""Nodes replaced by others that a builder makes."""
+"""Replaces nodes by others that a builder makes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def substitute(model: onnx.ModelProto, build: Callable[[onnx.NodeProto, str], Bu
     """Replaces nodes of a model and of the graphs nested in it, in place; equal constants become one.
 
     Args:
-        model: with unique names of values.
-        build: called with each node, and with what the names of new values have to begin with; None leaves the node.
-            What the builder holds makes the outputs of the node.
+        model: a model with unique names of values.
+        build: called with each node and the prefix for names of new values; returns a builder whose nodes make the
+            outputs of the node, or None to leave the node.
     """
     constants: dict[tuple[Any, ...], str] = {}
     used: set[str] = set()
@@ -29,7 +29,7 @@ def substitute(model: onnx.ModelProto, build: Callable[[onnx.NodeProto, str], Bu
         changed = False
         for node in graph.node:
             name = node.name or (node.output[0] if node.output else "")
-            while name in used:  # names of nodes need not be unique, those of constants must
+            while name in used:  # names of nodes need not be unique, but names of constants must be
                 name += "_"
             builder = build(node, f"{name}/")
             if builder is None:
@@ -42,7 +42,7 @@ def substitute(model: onnx.ModelProto, build: Callable[[onnx.NodeProto, str], Bu
                 key = (tensor.data_type, tuple(tensor.dims), tensor.raw_data)
                 if key not in constants:
                     constants[key] = inner_name
-                    model.graph.initializer.append(tensor)  # of the outermost graph: visible in all of them
+                    model.graph.initializer.append(tensor)  # in the outermost graph, so that all graphs see it
                     model.graph.initializer[-1].name = inner_name
                 names[inner_name] = constants[key]
             for inner in builder.nodes:
@@ -56,7 +56,7 @@ def substitute(model: onnx.ModelProto, build: Callable[[onnx.NodeProto, str], Bu
 
 
 def give_outputs(builder: Builder, outputs: Sequence[Value], node: onnx.NodeProto) -> None:
-    """Names what a builder made after the outputs of a node, in place; trailing outputs may be unused."""
+    """Gives a builder's values the names of the outputs of a node, in place; trailing outputs may be unused."""
     produced = {name for inner in builder.nodes for name in inner.output}
     renames: dict[str, str] = {}
     for value, name in zip(outputs, node.output, strict=False):

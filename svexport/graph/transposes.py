@@ -1,14 +1,14 @@
-"""Removing Transposes: nodes may run on transposed tensors, and as few tensors as possible are transposed.
+"""Removes Transposes: nodes may run on transposed tensors, so that as few tensors as possible are transposed.
 
-All Transposes are taken out first. What is left of one is the *frame* in which a use reads a tensor: the permutation it
-wants it in. Producers have a frame too, and nodes that a Transpose commutes with (:mod:`svexport.graph.motion`) choose
-theirs. A tensor then costs one Transpose for each frame it is wanted in beyond the first, so that chains compose, equal
-ones are shared and opposite ones vanish without a rule for any of it. All that remains is to choose frames.
+All Transposes are removed first. Each leaves behind a *frame*: the permutation in which a use reads its tensor.
+Producers have a frame too, and nodes that commute with a Transpose (:mod:`svexport.graph.motion`) choose theirs. A
+tensor then costs one Transpose for each frame it is read in beyond the first. So chains compose, equal Transposes are
+shared and opposite ones vanish without special rules; all that remains is to choose frames.
 
-A move starts at one node and takes all that are connected along, each to the frame that leaves no Transpose in between.
-Which of them had better stay is a minimum cut: a tensor costs the same however many uses share a frame. A move is made
-only if it leaves fewer Transposes or fewer transposed bytes and not more of either, so the search ends; when no move is
-left, the graph is written anew.
+A move starts at one node and takes all connected nodes along, each to the frame that leaves no Transpose in between.
+A minimum cut decides which of them should stay: a tensor costs the same however many uses share a frame. A move is
+made only if it reduces the number of Transposes or the transposed bytes and increases neither, so the search ends.
+When no move is left, the graph is rewritten.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ __all__ = ["remove_transposes"]
 
 EFFORT = 10_000
 SMALL_MOVE = 16
-"""How far the search goes in large graphs that Transposes pervade."""
+"""Bounds on the search in large graphs with many Transposes: nodes to visit, then nodes per move."""
 
 MANY = 1 << 64
-"""More than all Transposes, more than all bytes."""
+"""A weight above any number of Transposes and any number of bytes."""
 
 
 def remove_transposes(model: onnx.ModelProto) -> None:
-    """Removes Transposes from a model, in place: those that cancel, also around nodes they commute with, those that
-    constants can be stored without, and those that move nothing but sizes of 1, which become a Reshape.
+    """Removes Transposes from a model, in place: those that cancel, also across nodes that they commute with, and those
+    of constants, which are stored transposed. Transposes that move only sizes of 1 become Reshapes.
 
-    Neither their number nor the bytes they move grow, every dynamic size taken as 64. Inputs, outputs, opset and IR
-    version stay as they are; local functions are left alone.
+    Neither the number of Transposes nor the bytes they move grow; each dynamic size counts as 64. Inputs, outputs,
+    opset and IR version stay as they are; local functions are not changed.
 
-    Source: Delong, Osokin, Isack, Boykov, *Fast Approximate Energy Minimization with Label Costs*, 2012: frames are the
-    labels.
+    Source: Delong, Osokin, Isack, Boykov, *Fast Approximate Energy Minimization with Label Costs*, 2012; frames are
+    the labels.
     """
     if any(is_standard(node, "Transpose") for graph in graphs(model.graph) for node in graph.node):
         for scope in scopes(model):
@@ -57,7 +57,7 @@ def remove_transposes(model: onnx.ModelProto) -> None:
 
 
 class _Use(NamedTuple):
-    """Something that has a tensor in a frame: the frame ``via``, followed by what a node's own does to ``dims``."""
+    """A producer or reader of a tensor in a frame: ``via``, followed by the node's own frame restricted to ``dims``."""
 
     tensor: _Tensor
     via: Perm
@@ -68,31 +68,31 @@ class _Use(NamedTuple):
         return self.via if self.node is None else compose(self.via, restrict(frames[self.node], self.dims))
 
     def frame_of_node(self, frame: Perm, frames: Mapping[int, Perm]) -> Perm:
-        """The node's frame for which the tensor is in ``frame``."""
+        """The frame of the node that puts the tensor in ``frame``."""
         assert self.node is not None
         return extend(compose(inverse(self.via), frame), self.dims, frames[self.node])
 
 
 @dataclass(eq=False)
 class _Tensor:
-    """A tensor that comes from anything but a Transpose."""
+    """A tensor that is not the output of a Transpose."""
 
     name: str
     shape: tuple[int | None, ...]
     bytes: int
     constant: bool
-    uses: list[_Use] = field(default_factory=list)  # the producer's among them
+    uses: list[_Use] = field(default_factory=list)  # includes the producer
 
     def __post_init__(self) -> None:
         self.is_free = self.constant and self.bytes <= LARGE
         self.reshapable = 1 in self.shape and 0 not in self.shape and self.shape.count(None) < 2
 
     def order(self, frame: Perm) -> Perm:
-        """Equal for two frames if a Reshape leads from one to the other."""
+        """A key that is equal for two frames if a Reshape turns one into the other."""
         return tuple([i for i in frame if self.shape[i] != 1]) if self.reshapable else frame
 
     def copies(self, frames: Mapping[int, Perm]) -> int:
-        """How many Transposes it takes."""
+        """The number of Transposes that the tensor needs."""
         return 0 if self.is_free else len({self.order(use.frame(frames)) for use in self.uses}) - 1
 
 
@@ -102,7 +102,7 @@ class _Layout:
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
         self.tensors: dict[str, _Tensor] = {}
-        self.views: dict[str, tuple[_Tensor, Perm]] = {}  # what each Transpose made
+        self.views: dict[str, tuple[_Tensor, Perm]] = {}  # by the output of a Transpose: its tensor and frame
         self.motions: dict[int, Motion] = {}
         self.frames: dict[int, Perm] = {}
         self._uses: dict[int, list[_Use]] = defaultdict(list)
@@ -118,14 +118,14 @@ class _Layout:
     # ------------------------------------------------------------------ reading
 
     def view(self, name: str) -> tuple[_Tensor, Perm] | None:
-        """The tensor that a name stands for and the frame it is in; None where the rank is not known."""
+        """The tensor that a name stands for and the frame it is in; None if the rank is unknown."""
         if name in self.views:
             return self.views[name]
         if name not in self.tensors:
             if self.scope.shape(name) is None:
                 return None
             self._new_tensor(name)
-            if not self.tensors[name].constant:  # of a node without a choice, or from outside
+            if not self.tensors[name].constant:  # a node without a choice of frames made it, or it comes from outside
                 self._add_use(name)
         return self.tensors[name], identity(len(self.tensors[name].shape))
 
@@ -136,7 +136,7 @@ class _Layout:
         self.tensors[name] = _Tensor(name, shape, count * self.scope.itemsize(name), name in self.scope.constants)
 
     def _note_rank(self, node: onnx.NodeProto) -> None:
-        """A permutation tells the rank where nothing else does."""
+        """Takes unknown ranks from the length of a Transpose's permutation."""
         for attribute in node.attribute:
             for name in (*node.input, *node.output):
                 if self.scope.shape(name) is None:
@@ -149,7 +149,7 @@ class _Layout:
             perm = tuple(node.attribute[0].ints) if node.attribute else identity(len(via))[::-1]
             self.views[node.output[0]] = tensor, compose(via, perm)
         elif found is not None and is_standard(node, "Shape") and not found[0].constant:
-            pass  # whichever frame the tensor is in will do
+            pass  # a Shape can read the tensor in any frame
         elif (motion := motion_of(node, self.scope)) is None:
             for name in (*node.input, *used_inside(node)):
                 self._add_use(name)
@@ -176,7 +176,7 @@ class _Layout:
 
     def improve(self) -> None:
         """Makes moves until none helps."""
-        effort = EFFORT + 2 * len(self.motions)  # nodes to visit; from then on moves are small
+        effort = EFFORT + 2 * len(self.motions)  # nodes to visit before moves are limited to a few nodes
         least = -effort
         improved = True
         while improved:
@@ -195,7 +195,7 @@ class _Layout:
                 improved |= made
 
     def _starts(self) -> Iterator[tuple[int, Perm]]:
-        """Nodes, each with a frame that would spare a Transpose right beside it."""
+        """Nodes, each with a frame that would remove a Transpose next to it."""
         for tensor in self.tensors.values():
             if tensor.copies(self.frames):
                 wanted = {tensor.order(frame): frame for frame in (use.frame(self.frames) for use in tensor.uses)}
@@ -207,7 +207,7 @@ class _Layout:
                                 yield use.node, use.frame_of_node(frame, self.frames)
 
     def _connected(self, node: int, frame: Perm, limit: int) -> dict[int, Perm]:
-        """Frames for a node, the given one, and for those around it that leave no Transpose between any of them."""
+        """The given frame for a node, and frames for connected nodes that leave no Transpose between them."""
         move = {node: frame}
         seen: set[tuple[str, Perm]] = set()
         queue = deque([node])
@@ -226,8 +226,8 @@ class _Layout:
         return move
 
     def _make_best(self, move: dict[int, Perm]) -> bool:
-        """Makes the part of a move that is best, if it is better than none."""
-        # Fewest Transposes, then fewest bytes; or the other way round, where the bytes would grow.
+        """Makes the best part of a move, if it is an improvement; returns whether it did."""
+        # Minimizes the number of Transposes first, then bytes; if bytes would grow, the other way round.
         for aim in (lambda t: MANY + t.bytes, lambda t: 1 + MANY * t.bytes):
             part = self._best_part(move, aim)
             if not part or self._make(part):
@@ -235,13 +235,13 @@ class _Layout:
         return False
 
     def _best_part(self, move: dict[int, Perm], weight: Callable[[_Tensor], int]) -> dict[int, Perm]:
-        """The nodes of a move that had better make it: the source's side of a minimum cut."""
+        """The nodes of a move that should make it: the source's side of a minimum cut."""
         network = Network()
         for tensor in dict.fromkeys(use.tensor for node in move for use in self._uses[node] if not use.tensor.is_free):
             price = weight(tensor)
-            wanted: set[Perm] = set()  # in any case
-            staying: dict[Perm, set[Hashable]] = defaultdict(set)  # by these nodes if they stay
-            moving: dict[Perm, set[Hashable]] = defaultdict(set)  # by these if they move
+            wanted: set[Perm] = set()  # orders needed in any case
+            staying: dict[Perm, set[Hashable]] = defaultdict(set)  # orders that these nodes need if they stay
+            moving: dict[Perm, set[Hashable]] = defaultdict(set)  # orders that these nodes need if they move
             for use in tensor.uses:
                 now = then = tensor.order(use.frame(self.frames))
                 if use.node in move:
@@ -252,7 +252,7 @@ class _Layout:
                     staying[now].add(use.node)
                     moving[then].add(use.node)
             wanted.update(order for order in staying if staying[order] & moving.get(order, set()))
-            if not wanted and staying:  # one copy there is at any rate, a second one if some stay and some move
+            if not wanted and staying:  # one copy exists anyway; a second one is needed if only some of them move
                 network.arc(moving.pop(then), staying.pop(now), price)
             for order in staying.keys() - wanted:
                 network.arc({"source"}, staying[order], price)
@@ -262,7 +262,7 @@ class _Layout:
         return {node: frame for node, frame in move.items() if node in moves and frame != self.frames[node]}
 
     def _make(self, move: dict[int, Perm]) -> bool:
-        """Makes a move if it helps."""
+        """Makes a move if it helps; returns whether it does."""
         tensors = dict.fromkeys(use.tensor for node in move for use in self._uses[node])
         frames = {**self.frames, **move}
         spared = [(tensor.copies(self.frames) - tensor.copies(frames), tensor.bytes) for tensor in tensors]
@@ -274,17 +274,17 @@ class _Layout:
 
 
 class _Writer:
-    """Writes a graph in its layout."""
+    """Rewrites a graph in a chosen layout."""
 
     def __init__(self, scope: Scope, layout: _Layout) -> None:
         self.scope = scope
         self.layout = layout
         self.nodes: list[onnx.NodeProto] = []
-        self._copies: dict[str, dict[Perm, str]] = defaultdict(dict)  # of a tensor by frame, the produced one first
+        self._copies: dict[str, dict[Perm, str]] = defaultdict(dict)  # names by tensor and frame, the produced first
         self._provided: set[str] = set()
         self._unsqueezed: dict[tuple[str, Perm], str] = {}
         self._transposes: dict[str, onnx.NodeProto] = {}
-        self._views: dict[tuple[str, Perm], str] = {}  # what the graph called a tensor in a frame
+        self._views: dict[tuple[str, Perm], str] = {}  # the original name of a tensor in a frame
         for name, (tensor, frame) in layout.views.items():
             self._views.setdefault((tensor.name, frame), name)
 
@@ -345,7 +345,7 @@ class _Writer:
                 _set_attribute(node, key, value)
 
     def _write_shape(self, node: onnx.NodeProto) -> None:
-        """The shape of a tensor in the frame it has, reordered."""
+        """Writes a Shape of the tensor in the frame it has, and a Gather that reorders the sizes."""
         found = self.layout.view(node.input[0])
         if found is None or found[0].constant or found[1] in self._copies_of(found[0]):
             node.input[0] = self._read(node.input[0])
@@ -362,18 +362,18 @@ class _Writer:
     # ------------------------------------------------------------------ values
 
     def _read(self, name: str) -> str:
-        """The name under which a value is to be had now."""
+        """The name under which a value is available in the new graph."""
         found = self.layout.view(name)
         return name if found is None else self._copy(*found)
 
     def _provide(self, name: str) -> None:
-        """Makes a value available under its own name, as outputs and nested graphs need it."""
+        """Makes a value available under its original name, which outputs and nested graphs use."""
         if (now := self._read(name)) != name and name not in self._provided:
             self._provided.add(name)
             self._add("Identity", [now], name)
 
     def _copy(self, tensor: _Tensor, frame: Perm) -> str:
-        """The name of a tensor in a frame; what makes it so is added where it is missing."""
+        """The name of a tensor in a frame; adds the node or constant that makes it if it is missing."""
         copies = self._copies_of(tensor)
         if frame not in copies:
             wanted = {use.frame(self.layout.frames) for use in tensor.uses}
@@ -408,7 +408,7 @@ class _Writer:
         return name
 
     def _aligned(self, name: str, frame: Perm, dims: Perm) -> str:
-        """An input of lower rank, with a size of 1 for each dimension that it lacks behind its first one."""
+        """The name of an input of lower rank with sizes of 1 inserted for dimensions that it lacks behind its first."""
         first = next((i for i, dim in enumerate(frame) if dim in dims), len(frame))
         axes = tuple(i - first for i, dim in enumerate(frame[first:], first) if dim not in dims)
         if not axes or ((array := self.scope.array(name)) is not None and array.size == 1):

@@ -1,4 +1,4 @@
-"""What is known of every tensor in a model: data type and shape."""
+"""Infers the data type and shape of every tensor in a model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["MOST_NUMBERS", "Inference", "infer_types", "infer_values", "types_of
 
 
 def types_of(model: onnx.ModelProto) -> dict[str, Value]:
-    """Every named tensor with the data type and shape the file states: inputs, outputs, initializers, value_info."""
+    """The data types and shapes that the file states, by name: inputs, outputs, initializers, value_info."""
     types: dict[str, Value] = {}
     for graph in graphs(model.graph):
         for info in (*graph.input, *graph.value_info, *graph.output):
@@ -40,19 +40,19 @@ def types_of(model: onnx.ModelProto) -> dict[str, Value]:
 
 
 OutputsOf = Callable[[onnx.NodeProto, Mapping[str, Value], Mapping[str, np.ndarray]], Iterable[Value]]
-"""Types of the outputs of a node that is not of standard ONNX, by the types and values that are known before it."""
+"""A function that infers the outputs of a non-standard node from the types and values known before it."""
 
 
 def infer_types(model: onnx.ModelProto, outputs_of: OutputsOf | None = None) -> dict[str, Value]:
-    """:func:`types_of` with all that shape inference adds, arithmetic on static shapes computed on the way.
+    """:func:`types_of` completed by shape inference, which also computes arithmetic on static shapes.
 
-    ``outputs_of`` is asked for nodes of other domains than the default one.
+    ``outputs_of`` is called for nodes of domains other than the default one.
     """
     return _inferred(model, outputs_of).types
 
 
 def infer_values(model: onnx.ModelProto) -> dict[str, np.ndarray]:
-    """The values of tensors of few numbers that static shapes and constants decide, by name."""
+    """The values of small tensors that follow from static shapes and constants, by name."""
     return _inferred(model).values
 
 
@@ -67,12 +67,12 @@ def _inferred(model: onnx.ModelProto, outputs_of: OutputsOf | None = None) -> In
 
 
 class Inference:
-    """Shape inference node by node, of what the library's own, which knows no values, leaves open.
+    """Shape inference node by node for what the library's inference, which knows no values, leaves open.
 
     Attributes:
-        types: by name; completed in place.
-        values: the numbers of constants, and of what they and static shapes decide, by name.
-        opset: in whose meaning the nodes are written.
+        types: types by name; completed in place.
+        values: values of constants, and of tensors that follow from them and from static shapes, by name.
+        opset: the opset of the nodes.
     """
 
     def __init__(
@@ -81,12 +81,12 @@ class Inference:
         self.types = types
         self._outputs_of = outputs_of
         self.values: dict[str, np.ndarray] = {}
-        self._shapes: dict[str, tuple[int | None, ...]] = {}  # by the name of what Shape makes of them
+        self._shapes: dict[str, tuple[int | None, ...]] = {}  # partly static shapes, by the output of their Shape
         self.opset = opset
         self._ir_version = ir_version
 
     def graph(self, graph: onnx.GraphProto) -> None:
-        """Infers the types of a graph's values, and of those of graphs in it."""
+        """Infers the types of the values of a graph and of the graphs nested in it."""
         overridable = {value.name for value in graph.input}
         for tensor in graph.initializer:
             here = tensor.data_location != TensorProto.EXTERNAL and tensor.name not in overridable
@@ -104,13 +104,13 @@ class Inference:
                         self.types[value.name] = value
 
     def node(self, node: onnx.NodeProto) -> None:
-        """Infers what a standard node makes; what it takes has to be met before."""
+        """Infers the outputs of a standard node, whose inputs must have been inferred before."""
         given = [self.types.get(name, _UNKNOWN) for name in node.input]
         if not all(_is_static(self.types.get(name, _UNKNOWN)) for name in node.output if name):
             self._infer(node, given)
         name = node.output[0]
         if node.op_type == "Reshape" and given[0].dtype and self.types.get(name, _UNKNOWN).shape is None:
-            target = given[1].shape  # which tells at least the rank: enough to infer more
+            target = given[1].shape  # gives at least the rank, which is enough to infer more
             if target and target[0] is not None:
                 self.types[name] = Value(name, given[0].dtype, (None,) * target[0])
         if node.op_type == "Shape" and _is_static(given[0]) and not node.attribute:
@@ -126,7 +126,7 @@ class Inference:
             self._compute(node)
 
     def _gathers_sizes(self, node: onnx.NodeProto) -> bool:
-        """Whether a Gather takes sizes of a shape that are static, beside others that are not."""
+        """Whether a Gather takes only static sizes out of a partly static shape."""
         sizes, index = self._shapes.get(node.input[0]), self.values.get(node.input[1])
         return (
             sizes is not None
@@ -135,7 +135,7 @@ class Inference:
         )
 
     def _is_computed(self, node: onnx.NodeProto) -> bool:
-        """Whether a node makes a few numbers of known ones."""
+        """Whether a node computes a few numbers from known values."""
         if node.op_type in _NOT_COMPUTED or len(node.output) != 1:
             return False
         known = self.types.get(node.output[0], _UNKNOWN)
@@ -181,7 +181,7 @@ class Inference:
             if tensor.elem_type and tensor.HasField("shape"):
                 sizes = [d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim]
                 known = before.shape if before.shape is not None else (None,) * len(sizes)
-                if len(known) != len(sizes):  # what was stated is wrong
+                if len(known) != len(sizes):  # the stated rank is wrong
                     known = (None,) * len(sizes)
                 shape = tuple(size if k is None else k for size, k in zip(sizes, known, strict=True))
                 self.types[name] = Value(name, tensor.elem_type, shape)
@@ -195,7 +195,7 @@ def _is_static(value: Value) -> bool:
 
 _UNKNOWN = Value("")
 MOST_NUMBERS = 1024
-"""More are no sizes."""
+"""Upper bound on the numbers in a computed tensor; larger tensors hold no sizes."""
 
 _COMPUTED = {TensorProto.BOOL, TensorProto.INT32, TensorProto.INT64, TensorProto.FLOAT, TensorProto.DOUBLE}
 _NOT_COMPUTED = {"If", "Loop", "Scan", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}

@@ -1,4 +1,4 @@
-"""Walking a model's graphs, and the attributes of nodes, whatever ops they are of."""
+"""Walks the graphs of a model, and reads the opset and the attributes of nodes."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def opset_of(model: onnx.ModelProto) -> int:
 
 
 def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
-    """A node's attributes by name, as Python has them."""
+    """A node's attributes by name, as Python values."""
     return {a.name: helper.get_attribute_value(a) for a in node.attribute}
 
 
 def remove_attribute(node: onnx.NodeProto, name: str) -> None:
-    """Leaves an attribute, if the node has it, to its default."""
+    """Removes an attribute if the node has it, so that its default applies."""
     for attribute in [a for a in node.attribute if a.name == name]:
         node.attribute.remove(attribute)

@@ -1,4 +1,4 @@
-"""The weights of svexport nodes: inputs of theirs, or attributes."""
+"""Moves the weights of svexport nodes from inputs to attributes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["hold_weights"]
 
 
 def hold_weights(model: onnx.ModelProto) -> None:
-    """Makes the weights of svexport nodes TENSOR attributes of theirs, of the ops that name their weights, in place.
+    """Turns the weights of svexport nodes into TENSOR attributes, for the ops that name their weights, in place.
 
     Raises:
         UnsupportedError: if the model computes one of them.
@@ -26,7 +26,7 @@ def hold_weights(model: onnx.ModelProto) -> None:
         for node in graph.node:
             if node.op_type == "Constant" and node.attribute[0].name == "value":
                 constants[node.output[0]] = node.attribute[0].t
-            elif node.op_type == "Identity":  # by which the exporter gives one tensor several names
+            elif node.op_type == "Identity":  # the exporter uses it to give one tensor several names
                 copies[node.output[0]] = node.input[0]
     for node in svexport_nodes(model):
         attributes = attributes_of(node)
@@ -44,7 +44,7 @@ def hold_weights(model: onnx.ModelProto) -> None:
                     f"computes {given!r}; export with weights='inputs', or make it a parameter"
                 )
             tensor = constants[source]
-            if not tensor.raw_data:  # the exporters write it, and equal constants are told by it
+            if not tensor.raw_data:  # raw_data is what exporters write, and what equal constants are compared by
                 tensor = numpy_helper.from_array(numpy_helper.to_array(tensor))
             node.attribute.append(AttributeProto(name=name, type=AttributeProto.TENSOR, t=tensor))
             node.attribute[-1].t.name = name

@@ -1,4 +1,4 @@
-"""A model as the bytes of its file."""
+"""Writes a model as the bytes of its file."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ __all__ = ["write_model"]
 
 
 def write_model(model: onnx.ModelProto, stream: IO[bytes]) -> None:
-    """Writes what ``model.SerializeToString()`` returns, one weight after another: the library would first make one
-    string of them all, which takes most of the time of saving a large model, and its size once more in memory."""
+    """Writes what ``model.SerializeToString()`` returns, one weight at a time. The library would first build one string
+    of all weights, which takes most of the time of saving a large model and doubles its memory."""
     before, after = _around(model, "graph")
     nodes, rest = _around(model.graph, "initializer")
     parts = [_apart(tensor) for tensor in model.graph.initializer]
@@ -29,7 +29,7 @@ def write_model(model: onnx.ModelProto, stream: IO[bytes]) -> None:
 
 
 def _apart(tensor: onnx.TensorProto) -> tuple[bytes, int, bytes]:
-    """A tensor up to its numbers, how many bytes of them are to follow, and what comes then; a small one whole."""
+    """The bytes before a tensor's raw data, that data's length, and the bytes after it; small tensors stay whole."""
     size = len(tensor.raw_data) if byte_size(tensor) > LARGE else 0
     if not size:
         return tensor.SerializeToString(), 0, b""
@@ -38,7 +38,7 @@ def _apart(tensor: onnx.TensorProto) -> tuple[bytes, int, bytes]:
 
 
 def _around(message: Any, name: str) -> tuple[bytes, bytes]:
-    """The bytes of a message before and after one of its fields; they are written in the order of their numbers."""
+    """The bytes of a message before and after a field; protobuf writes fields in the order of their numbers."""
     number = message.DESCRIPTOR.fields_by_name[name].number
     parts = type(message)(), type(message)()
     for field, value in message.ListFields():
@@ -56,12 +56,12 @@ def _around(message: Any, name: str) -> tuple[bytes, bytes]:
 
 
 def _tag(message: Any, name: str, size: int) -> bytes:
-    """What stands before a field of so many bytes: its number, that it has a length, and the length."""
+    """The bytes before a field of ``size`` bytes: the field's number, the wire type (length-delimited), the length."""
     return b"".join(map(_varint, (message.DESCRIPTOR.fields_by_name[name].number << 3 | 2, size)))
 
 
 def _varint(number: int) -> bytes:
-    """Seven bits a byte, the lowest first; all but the last have the eighth."""
+    """A protobuf varint: seven bits a byte, lowest first; all bytes but the last have the eighth bit set."""
     parts = []
     while number > 127:
         parts.append(number & 127 | 128)

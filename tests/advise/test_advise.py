@@ -1,4 +1,4 @@
-"""Files in, findings out: which files, what excuses a line, how fixes are written, and sources nobody should write."""
+"""Tests the linter as a whole: which files it reads, what excuses a line, how it writes fixes, and odd sources."""
 
 from __future__ import annotations
 

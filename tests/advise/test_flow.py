@@ -1,4 +1,4 @@
-"""What reaches a name, beside what runs of the same function see there."""
+"""Compares the bindings that reach a name with the values that real runs of the same function see there."""
 
 from __future__ import annotations
 

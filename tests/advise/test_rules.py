@@ -1,7 +1,7 @@
-"""Each habit is found where it is planted, not in its better form, and what fixes it computes the same.
+"""Each habit is found where it is planted and not in its better form, and its fix computes the same.
 
-In `cases/before` a comment names what a line has: `# SVX201 *`, a star where it can be fixed; `cases/after` has the
-better form.
+In `cases/before` a comment names the habit of a line, with a star if it can be fixed: `# SVX201 *`; `cases/after` has
+the better form.
 """
 
 from __future__ import annotations

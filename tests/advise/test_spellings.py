@@ -1,4 +1,4 @@
-"""Habits in the spellings that people use, each beside its near miss that is none."""
+"""Habits in the spellings that people use, each with a near miss that is no habit."""
 
 from __future__ import annotations
 

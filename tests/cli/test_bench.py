@@ -1,4 +1,4 @@
-"""svexport bench: the table, JSON and page of files beside their model."""
+"""svexport bench: the table, JSON and page that compare files with their model."""
 
 from __future__ import annotations
 

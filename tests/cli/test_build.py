@@ -1,4 +1,4 @@
-"""svexport build, by a TensorRT that runs on the CPU; and the command of trtexec, without any."""
+"""svexport build with a TensorRT that runs on the CPU, and its trtexec command without TensorRT."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the shells complete: asked of bash itself, where it is."""
+"""What the shells complete; bash itself is asked if it is installed."""
 
 from __future__ import annotations
 

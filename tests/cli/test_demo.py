@@ -1,4 +1,4 @@
-"""The demo on stand-ins; the real examples are exported by tests/examples."""
+"""The demo on stand-in models; tests/examples exports the real examples."""
 
 from __future__ import annotations
 

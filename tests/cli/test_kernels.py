@@ -1,4 +1,4 @@
-"""svexport kernels list | explain | tune; that the planners choose well is tests/kernels' business."""
+"""svexport kernels list | explain | tune; tests/kernels tests that the planners choose well."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every command has in common: exit codes, errors, JSON, logging."""
+"""What all commands have in common: exit codes, errors, JSON, logging."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Naming a model and its inputs."""
+"""Naming a model and its inputs on the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""svexport plugins build | list | path; that the library compiles and works is tests/tensorrt's business."""
+"""svexport plugins build | list | path; tests/tensorrt tests that the library compiles and works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""svexport triton: a model repository from a command line."""
+"""svexport triton: writing a model repository from the command line."""
 
 from __future__ import annotations
 

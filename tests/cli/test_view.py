@@ -1,4 +1,4 @@
-"""svexport view: Netron where it is installed, else what to install."""
+"""svexport view: it starts Netron if that is installed, and otherwise says what to install."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The blocks of code on pages, and running them as a reader does: in order, in one folder.
+"""Finds the blocks of code on pages and runs them as a reader does: in order, in one folder.
 
-A comment before a block says what is particular about it:
+A comment before a block marks special cases:
 
-* ``<!-- not run: why -->``: it is checked and not run;
-* ``<!-- of this model -->``: with a reader's own model in the place of the page's it means nothing;
-* ``<!-- in the repository -->``: it is run there.
+* ``<!-- not run: why -->``: the block is checked but not run;
+* ``<!-- of this model -->``: the block makes no sense with a reader's own model in place of the page's;
+* ``<!-- in the repository -->``: the block runs in the repository.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every block of code in the README and on the pages of the site runs, on the page's own model and on a reader's."""
+"""Every block of code in the README and on the site's pages runs, with the page's own model and with a reader's."""
 
 from __future__ import annotations
 

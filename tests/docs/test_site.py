@@ -1,4 +1,4 @@
-"""The site builds strictly; every page can be read without a network, and every link leads somewhere."""
+"""The site builds in strict mode, every page can be read without a network, and every link has a target."""
 
 from __future__ import annotations
 

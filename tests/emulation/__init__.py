@@ -1,4 +1,4 @@
-"""Kernels on the CPU: their launchers on CPU tensors, their PTX interpreted (runtime.cpp), their accesses checked."""
+"""Runs kernels on the CPU: launchers take CPU tensors, PTX is interpreted (runtime.cpp), and accesses are checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operator, what its taps read, the gradients of that, and packing."""
+"""The kernels of deform_conv2d: the operator, what its taps read and the gradients of that, and packing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The torch operators, forward and backward, on the emulated device: columns in pieces, sums of what they give."""
+"""The torch operators on the emulated device, forward and backward: columns in pieces, and sums over the pieces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The emulation itself: right kernels give right numbers, and what is wrong in others is found."""
+"""The emulation itself: correct kernels give correct numbers, and faults in others are found."""
 
 from __future__ import annotations
 

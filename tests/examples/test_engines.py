@@ -1,4 +1,4 @@
-"""The six examples from export to benchmark, by a TensorRT that runs on the CPU: in Python and on the command line."""
+"""The six examples from export to benchmark with a TensorRT that runs on the CPU, in Python and on the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The notebooks of ``examples/`` run as they are, in any folder; they are stored without their outputs."""
+"""The notebooks of ``examples/`` run unchanged in any folder, and are stored without outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What TensorRT makes of the demo's files, which are written without a target. Told from the files alone."""
+"""What each TensorRT makes of the demo's files, which have no target, judged from the files alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions that reach torch's in the ways that people write, in a module that a fresh process finds."""
+"""Functions that call torch's in the ways that people write; a module of its own, so that a fresh process finds it."""
 
 from __future__ import annotations
 

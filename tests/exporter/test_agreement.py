@@ -1,4 +1,4 @@
-"""What the file's results are held to, by torch's own rounding."""
+"""The tolerances for a file's results, which follow from torch's own rounding."""
 
 from __future__ import annotations
 

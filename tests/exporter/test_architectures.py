@@ -1,4 +1,4 @@
-"""Architectures that others wrote, as their packages have them: no line changed, weights at random, sizes small."""
+"""Other people's architectures from their packages: no line changed, random weights, small sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention layers of torch.nn in all their settings, by both exporters: they agree with torch to 1e-5."""
+"""The attention layers of torch.nn agree with torch to 1e-5 in all settings, with both exporters."""
 
 from __future__ import annotations
 

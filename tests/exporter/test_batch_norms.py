@@ -1,4 +1,4 @@
-"""Convolutions with batch norms in half files: each number rounded once."""
+"""Convolutions with batch norms in half-precision files: each number is rounded only once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``dynamic_shapes="auto"``: the batches that a model allows, found by torch.export."""
+"""``dynamic_shapes="auto"``: torch.export finds the batch sizes that a model allows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dynamic sizes that Python compares or counts by: tried on both sides, and refused where a file has one way only."""
+"""Dynamic sizes in Python's comparisons and counts: both sides are tried; a file with only one branch is refused."""
 
 from __future__ import annotations
 

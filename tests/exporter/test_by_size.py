@@ -1,4 +1,4 @@
-"""Functions of dynamic sizes that torch.export takes for numbers, at sizes from 1 on."""
+"""Functions of dynamic sizes that torch.export turns into numbers, tested at sizes from 1 on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values that Python takes of tensors while torch.export traces: constants, unless something was written to them."""
+"""Values that Python reads from tensors while torch.export traces: constants, unless something wrote to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What export promises for odd models and bad input: the result or the error text, and nothing else touched."""
+"""What export promises for odd models and bad input: the result or the error's text, and no other side effect."""
 
 from __future__ import annotations
 

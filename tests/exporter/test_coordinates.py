@@ -1,4 +1,4 @@
-"""Half files sample where the model does: which calls stay float32 for that, and that the others do not."""
+"""Half-precision files sample where the model does: which calls stay float32 for that, and which do not."""
 
 from __future__ import annotations
 

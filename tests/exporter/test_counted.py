@@ -1,4 +1,4 @@
-"""Forwards that count themselves: refused where a later one returns something else, and not where it only counts."""
+"""Forwards that count their calls are refused if a later call returns something else, and accepted otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions that the TorchScript exporter does not know, exported as what they are made of."""
+"""Functions that the TorchScript exporter does not know, exported as their decompositions."""
 
 from __future__ import annotations
 

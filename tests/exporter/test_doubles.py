@@ -1,4 +1,4 @@
-"""Models of double precision: numbers beside tensors keep all their digits."""
+"""Double-precision models: Python numbers in their arithmetic keep all digits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random numbers that a forward draws: refused where results depend on them, however seldom, and not else."""
+"""Forwards that draw random numbers are refused only if results depend on them, even if rarely."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of extremes: NaN, infinities, zeros of both signs, negative and large numbers, and nothing."""
+"""Functions at extremes: NaN, infinities, zeros of both signs, negative and large numbers, and empty tensors."""
 
 from __future__ import annotations
 

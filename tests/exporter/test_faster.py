@@ -1,4 +1,4 @@
-"""Replacements that were measured: those that do not gain are left alone. Times here are given, not taken."""
+"""Replacements are measured, and those without gain are dropped; the times here are made up, not measured."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Choices between masks, and truths of bytes: of neither ONNX Runtime has a kernel, or torch's exporter the type."""
+"""Choices between masks and truth values of bytes, which lack an ONNX Runtime kernel or a type in torch's exporter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of well-known models only one of torch's tracers takes, or gets wrong: each here in small, in our own words."""
+"""Parts of well-known models that only one of torch's tracers takes, or that one gets wrong, rewritten in small."""
 
 from __future__ import annotations
 

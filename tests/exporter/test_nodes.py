@@ -1,4 +1,4 @@
-"""What TensorRT's parser and plugins ask of nodes."""
+"""What TensorRT's parser and plugins require of nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every opset, both values of plugins: the file has that opset, is valid, and equals torch."""
+"""At every opset, with and without plugins, the file has that opset, is valid, and equals torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Half models that stay float32 where half is not enough: what is kept, and that nothing else is."""
+"""Half models keep float32 where half precision is not enough, and nowhere else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs of torch.export decomposed node by node: what is written in place, casts, pools and windows."""
+"""Programs of torch.export, decomposed node by node: in-place writes, casts, pools and windows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies of functions whose names are bound to ops: whatever way they are reached, and whatever is done to the copy."""
+"""Copies of functions whose names are rebound to ops, however they are reached and whatever is done to the copy."""
 
 from __future__ import annotations
 

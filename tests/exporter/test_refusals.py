@@ -1,4 +1,4 @@
-"""Refusals of dynamic sizes that become numbers name the user's line, and what to do; what is near them works."""
+"""Refusals of dynamic sizes that become numbers name the user's line and what to do; near misses work."""
 
 from __future__ import annotations
 

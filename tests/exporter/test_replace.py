@@ -1,4 +1,4 @@
-"""``svexport.replace`` on the examples, and on stand-ins of other packages' modules, written from what they compute."""
+"""``svexport.replace`` on the examples, and on stand-ins for other packages' modules that compute the same."""
 
 from __future__ import annotations
 

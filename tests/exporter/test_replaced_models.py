@@ -1,4 +1,4 @@
-"""Models of other packages with their functions and modules replaced, beside themselves: nothing differs."""
+"""Models of other packages give the same results with their functions and modules replaced."""
 
 from __future__ import annotations
 

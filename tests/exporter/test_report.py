@@ -1,4 +1,4 @@
-"""The report as text and as a page; that its numbers are right is for the tests of export."""
+"""The report as text and as a page; the tests of export check that its numbers are right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model makes the same file again, byte for byte, in this process and in another one."""
+"""A model gives the same file byte for byte, in this process and in another one."""
 
 from __future__ import annotations
 

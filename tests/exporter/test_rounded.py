@@ -1,4 +1,4 @@
-"""What TorchScript makes of dynamic sizes in float32 is refused where it is another number than torch's."""
+"""Arithmetic on dynamic sizes that TorchScript does in float32 is refused if it gives another number than torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes that forward computes by floats: a file has Python's at every size, or is refused."""
+"""Sizes that a forward computes in floats: the file gives the same as Python at every size, or is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Assignments to slices: parts put together, at opsets where torch's exporter makes scatters of them."""
+"""Assignments to slices are exported as parts put together, at opsets where torch's exporter writes scatters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is left out while a model is traced changes nothing of what comes of it."""
+"""Work that is left out while a model is traced does not change the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A slice of the sweep over PyTorch's samples: that it finds nothing wrong, and what it says of what is."""
+"""A part of the sweep over PyTorch's samples finds nothing wrong; and how the sweep judges what is wrong."""
 
 from __future__ import annotations
 

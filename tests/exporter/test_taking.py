@@ -1,4 +1,4 @@
-"""Three hundred models that take values or sizes out of tensors, in ways and for uses that are combined."""
+"""Three hundred models that take values or sizes out of tensors, as combinations of ways and uses."""
 
 from __future__ import annotations
 

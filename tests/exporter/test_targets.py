@@ -1,4 +1,4 @@
-"""What is written for a TensorRT version: forms that it reads as they are meant, of the same numbers as torch."""
+"""Files for a TensorRT version hold only forms that it reads correctly, and give the same numbers as torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults that ``verify="thorough"`` plants, and the inputs it finds for those that tame ones do not notice."""
+"""Faults that ``verify="thorough"`` plants, and the inputs it finds for those that ordinary inputs do not reveal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch.export refuses TorchScript traces, as it did all models: right still, and said in the report."""
+"""TorchScript traces models that torch.export refuses; their files are right, and the report says so."""
 
 from __future__ import annotations
 

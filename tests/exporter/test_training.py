@@ -1,4 +1,4 @@
-"""Fifty steps of training with a copy, beside the original: the losses are the same."""
+"""Fifty training steps of a replaced copy give the same losses as those of the original."""
 
 import copy
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What "verified" stands on: files that are wrong somewhere are refused, files that are right are not."""
+"""What "verified" means: files that are wrong somewhere are refused, correct files are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that take values or sizes of tensors into Python by ways that no table of functions has: none is wrong."""
+"""Models that take values or sizes into Python in ways that no table of functions lists: no file is wrong."""
 
 from __future__ import annotations
 

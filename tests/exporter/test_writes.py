@@ -1,4 +1,4 @@
-"""Graphs without writes in place, held to torch itself: views of views, written to in any order."""
+"""Graphs whose in-place writes were removed equal torch: views of views, written to in any order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams, memory and graphs of engines on a GPU: TensorRT's part is a reference whose layers torch computes."""
+"""Streams, memory and CUDA graphs of engines on a GPU, with a reference for TensorRT whose layers torch computes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for every op that has a CUDA kernel, on the samples of its definition."""
+"""Properties of every op that has a CUDA kernel, tested on the samples of its definition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""svexport's kernels in ONNX Runtime on CUDA: every node, whole models, streams, threads and what is refused."""
+"""svexport's kernels in ONNX Runtime on CUDA: every node, whole models, streams, threads and refusals."""
 
 from __future__ import annotations
 

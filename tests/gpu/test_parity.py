@@ -1,4 +1,4 @@
-"""What replacements are compared by, where the tensors are: on the GPU as on the CPU."""
+"""The comparison of replacements runs where the tensors are, and gives the same on the GPU as on the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training with the kernels is training with the reference."""
+"""Training with the kernels equals training with the reference."""
 
 from __future__ import annotations
 

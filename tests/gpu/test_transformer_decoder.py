@@ -1,4 +1,4 @@
-"""The CUDA decoder beside its reference in float64, which runs on the GPU too."""
+"""Compares the CUDA decoder with its float64 reference, which also runs on the GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention whose backward is called by hand, and whole examples as one node of autograd, in float32 beside torch's."""
+"""Compares attention with a hand-written backward, and examples as one autograd node, in float32 with torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models made by hand: bodies lowered, attached and stripped, in nested graphs and with little known of the types."""
+"""Lowers, attaches and strips bodies in hand-made models, in nested graphs and with few types known."""
 
 from __future__ import annotations
 

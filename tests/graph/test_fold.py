@@ -1,4 +1,4 @@
-"""Constants computed once: the same results, fewer nodes, and what has to stay a node stays one."""
+"""Constant folding gives the same results with fewer nodes, and keeps the nodes that have to stay."""
 
 from __future__ import annotations
 

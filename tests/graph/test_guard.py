@@ -1,4 +1,4 @@
-"""What keeps TensorRT from running a body: its guard, and names that nothing else in the file has."""
+"""Guards and unique names keep TensorRT from running a body."""
 
 from __future__ import annotations
 

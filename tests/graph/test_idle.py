@@ -1,4 +1,4 @@
-"""Nodes that change nothing go, and the values stay as they are to the last bit."""
+"""Nodes that change nothing are removed, and values stay the same to the last bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models computed in float64, op by op, beside torch in float64."""
+"""Compares models rewritten to float64, op by op, with torch in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums, products, remainders and extremes of all integers, which ONNX Runtime gets wrong of large ones: to the bit."""
+"""Integer sums, products, remainders and extremes are exact, even for large numbers that ONNX Runtime gets wrong."""
 
 from __future__ import annotations
 

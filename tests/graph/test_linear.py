@@ -1,4 +1,4 @@
-"""Types of long graphs of svexport nodes: each is inferred once, and none asks for all before it again."""
+"""Type inference of long graphs of svexport nodes is linear: each node is inferred once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logarithms of sigmoids next to torch, far below too."""
+"""Compares logarithms of sigmoids with torch, also for very negative arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Factors and sums behind linear nodes go into their weights, where nothing else would change by it."""
+"""Factors and sums behind linear nodes are merged into their weights, if nothing else changes by that."""
 
 from __future__ import annotations
 

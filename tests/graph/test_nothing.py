@@ -1,4 +1,4 @@
-"""Files that are given inputs of which nothing is picked, next to torch."""
+"""Compares files with torch on inputs from which nothing is selected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights that become the int8 numbers QuantizeLinear makes of them: the same results, in a quarter of the bytes."""
+"""Weights stored as the int8 numbers that QuantizeLinear computes give the same results in a quarter of the bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Simplified models compute the same with fewer nodes, and are otherwise what they were."""
+"""Simplified models compute the same with fewer nodes, and keep everything else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files are written weight after weight, with the bytes that the library would write at once."""
+"""Files written one weight at a time have the same bytes as those that the library writes at once."""
 
 from __future__ import annotations
 

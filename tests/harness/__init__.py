@@ -1,1 +1,1 @@
-"""How the tests run: which of them, in what order, from which seeds. tests/conftest.py calls it where pytest asks."""
+"""Decides which tests run, in what order and from which seeds; tests/conftest.py calls it from pytest's hooks."""

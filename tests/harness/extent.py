@@ -1,12 +1,12 @@
 """Which tests run: ``--core``, some of each (the default), ``--most``, or ``--all``; and in what order.
 
-* By default tests marked ``exhaustive``, and those of which a case takes long, are left out.
-* Of a product of parameters that takes long in all, so many combinations run that every two values of different
-  parameters meet, and of two parameters alone so many that every value is met.
-* Of a test that takes longer than that even so, cases of even distance run, as many as fit into the time that a test
-  has, unless it is marked ``whole``. ``--most`` gives each more time.
+* By default, tests marked ``exhaustive`` and tests with a case that takes long are left out.
+* If a product of parameters takes long in all, only enough combinations run that any two values of different
+  parameters meet; with just two parameters, only enough that every value occurs.
+* If a test still takes longer than its share of time, evenly spaced cases run, as many as fit into that time, unless
+  the test is marked ``whole``. ``--most`` gives each test more time.
 
-How long a case of a test takes is in durations.json. The longest come first, so that no process is left with one of
+durations.json holds how long a case of each test takes. The longest run first, so that no process is left with one of
 them at the end.
 """
 

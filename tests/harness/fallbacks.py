@@ -1,8 +1,8 @@
-"""A file that TorchScript traced says nothing of torch.export's rules, which come first and may be wrong.
+"""Fails tests whose model falls back to TorchScript, because such a file does not test the rules for torch.export.
 
-So a test fails that gets one, unless fallbacks.json names it; and one that fallbacks.json names fails where it gets
-none, for what makes torch.export take a model may be lost again unseen. Scripted models, and those that are meant for
-TorchScript (``torch_export_first(False)``), count for nothing here, nor do tests that do not run by default.
+A test that gets a file traced by TorchScript fails, unless fallbacks.json names it. A test that fallbacks.json names
+fails if it gets none: otherwise torch.export could lose the model again unnoticed. Scripted models, models meant for
+TorchScript (``torch_export_first(False)``) and tests that do not run by default are not counted.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Tests of compiled kernels, marked ``kernels(sources)``: run where their sources have changed since they passed.
+"""Runs tests of compiled kernels, marked ``kernels(sources)``, only if their sources changed since they passed.
 
-They compile for minutes. Which passed with what sources and compilers is kept in the user's cache, beside the objects.
+They compile for minutes. The user's cache holds which test passed with which sources and compilers, and the objects.
 """
 
 from __future__ import annotations

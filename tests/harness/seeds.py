@@ -1,6 +1,6 @@
-"""What is random in a test follows from the test's name and ``--seed``: alone, in any order and in any process.
+"""Seeds random numbers from the test's name and ``--seed``, so they are the same in any order and in any process.
 
-``--seed=random`` draws one, which the header and every failure show.
+``--seed=random`` draws a seed; the header and every failure show it.
 """
 
 from __future__ import annotations

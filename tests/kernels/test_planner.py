@@ -1,4 +1,4 @@
-"""The planners of the kernels: valid choices for every GPU, those known to be right, and wrong questions."""
+"""The planners of the kernels: valid choices for every GPU, choices known to be right, and refused requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tactics that were timed: which wins, where it is kept, and that the planner takes it. Timings are made up here."""
+"""Tuning: which timed tactic wins, where it is kept, and that the planner takes it. The timings here are made up."""
 
 from __future__ import annotations
 

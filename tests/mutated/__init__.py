@@ -1,4 +1,4 @@
-"""Damaged ONNX files: whatever is in one, reading it ends in a result or in an error of svexport."""
+"""Reading a damaged ONNX file ends in a result or in an svexport error, whatever the file holds."""
 
 from __future__ import annotations
 

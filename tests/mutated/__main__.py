@@ -1,4 +1,4 @@
-"""``python -m tests.mutated [COUNT [FIRST]]``."""
+"""Reads damaged files: ``python -m tests.mutated [COUNT [FIRST]]``."""
 
 from __future__ import annotations
 

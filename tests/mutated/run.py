@@ -1,4 +1,4 @@
-"""Damaged files, each read in a process that may die of it."""
+"""Reads each damaged file in a process of its own, which may crash."""
 
 from __future__ import annotations
 

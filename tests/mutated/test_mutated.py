@@ -1,4 +1,4 @@
-"""Damaged files, some of them; ``python -m tests.mutated`` reads thousands."""
+"""Reads some damaged files; ``python -m tests.mutated`` reads thousands."""
 
 from __future__ import annotations
 

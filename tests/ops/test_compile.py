@@ -1,4 +1,4 @@
-"""Every functional, with its default arguments where it has any, as one graph of torch.compile."""
+"""torch.compile takes every functional, with its default arguments, as one graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the CUDA kernels come to be loaded, with everything that needs a GPU or a compiler played by stand-ins."""
+"""How the CUDA kernels are loaded, with stand-ins for everything that needs a GPU or a compiler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The decoder's backward, written out, beside that of its definition."""
+"""Compares the decoder's hand-written backward with that of its definition."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The backward of deformable attention with its projections, written out, beside torch's of the same composition."""
+"""Compares the hand-written backward of deformable attention with projections with torch's of the same composition."""
 
 import pytest
 import torch

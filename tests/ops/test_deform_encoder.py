@@ -1,4 +1,4 @@
-"""The backward of Deformable DETR's encoder, written out, beside torch's of the same layers."""
+"""Compares the hand-written backward of Deformable DETR's encoder with torch's of the same layers."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What holds for every op, on the samples of its definition: nothing here names an op."""
+"""Properties of every op, tested on the samples of its definition; nothing here names an op."""
 
 from __future__ import annotations
 

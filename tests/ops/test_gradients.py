@@ -1,4 +1,4 @@
-"""Attention whose backward is called by hand, beside torch's by autograd."""
+"""Compares attention whose backward is called by hand with torch's autograd."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The op itself; unedited models and the layers of torch.nn are in tests/exporter/test_attention.py."""
+"""Tests only the op; tests/exporter/test_attention.py has unedited models and the layers of torch.nn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unedited ``Tensor.unfold``: through the op at opset 17 and below."""
+"""Unedited ``Tensor.unfold``, which goes through the op at opset 17 and below."""
 
 from __future__ import annotations
 

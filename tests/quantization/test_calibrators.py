@@ -1,4 +1,4 @@
-"""Each method beside its definition, computed the slow way from the elements themselves."""
+"""Compares each method with its definition, computed the slow way from the elements themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Magnitudes in bins: what they are does not hang on how they came."""
+"""Histograms of magnitudes do not depend on how the values were split into batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers that sample maps read them in int8: QuantizeLinear, then the node with its scales."""
+"""Layers that sample maps read them as int8: QuantizeLinear, then the node with its scales."""
 
 from __future__ import annotations
 

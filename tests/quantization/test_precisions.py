@@ -1,4 +1,4 @@
-"""Precisions beside each other: figures against numpy, layers by name, pages."""
+"""Comparison of precisions: figures checked with numpy, layers by name, pages."""
 
 from __future__ import annotations
 

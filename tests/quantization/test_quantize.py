@@ -1,4 +1,4 @@
-"""Models with fake quantizers: their numbers, their files, and calibrations that are interrupted."""
+"""Models with fake quantizers: their numbers, their files, and interrupted calibrations."""
 
 from __future__ import annotations
 

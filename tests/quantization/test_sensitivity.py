@@ -1,4 +1,4 @@
-"""A layer that int8 ruins is found first, and kept."""
+"""A layer that int8 ruins is ranked first, and kept out of int8."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TensorRT's calibration tables: to the letter, and what they make of a file."""
+"""TensorRT's calibration tables: their exact text, and their effect on a file."""
 
 from __future__ import annotations
 

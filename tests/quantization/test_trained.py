@@ -1,4 +1,4 @@
-"""Trained models in int8: what is lost of their accuracy, by method, and with the plan of sensitivity."""
+"""Trained models in int8: the loss of accuracy by method, and with the plan from sensitivity."""
 
 from __future__ import annotations
 

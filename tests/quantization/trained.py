@@ -1,7 +1,7 @@
-"""Two small models trained here, in seconds: actions of skeletons, and objects around a car that cameras see.
+"""Trains two small models in seconds: one for actions of skeletons, one for objects that cameras see around a car.
 
-Now and then a sensor fails: a joint far off, a pixel far too bright. Training has such clips and images too, so that
-the models live with them; what scales int8 by the largest magnitude does not.
+Sometimes a sensor fails: a joint is far off, a pixel far too bright. Training data has such clips and images too, so
+the models tolerate them; int8 scaled by the largest magnitude does not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Timing: who runs when on which inputs, what is told of it. How long anything takes is not asserted."""
+"""Timing: what runs when on which inputs, and what is reported; durations are not asserted."""
 
 from __future__ import annotations
 

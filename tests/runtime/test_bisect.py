@@ -1,4 +1,4 @@
-"""Layers of TensorRT engines, by one that runs on the CPU (tests/tensorrt/reference)."""
+"""Bisection over layers of TensorRT engines, with a TensorRT that runs on the CPU (tests/tensorrt/reference)."""
 
 from __future__ import annotations
 

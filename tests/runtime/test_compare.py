@@ -1,4 +1,4 @@
-"""Comparisons of torch with engines: agreement, injected errors, the layer where they begin."""
+"""Comparisons of torch with engines: agreement, injected errors, and the layer where errors begin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models for svexport's kernels in ONNX Runtime, and the library of them: what needs no GPU."""
+"""Models for svexport's kernels in ONNX Runtime and the library of the kernels, as far as no GPU is needed."""
 
 from __future__ import annotations
 

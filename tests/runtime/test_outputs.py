@@ -1,4 +1,4 @@
-"""Results by name, by position and as the model returned them."""
+"""Results of engines by name, by position and in the structure that the model returned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults planted in the middle of models: the first module that differs, and its line, over every kind of engine."""
+"""Faults planted in models, over every kind of engine: comparison finds the first module that differs, and its line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recorded runs of ONNX Runtime, by sessions on the CPU that keep what the third run was given, as CUDA graphs do."""
+"""Recorded runs of ONNX Runtime, with CPU sessions that, like CUDA graphs, keep the buffers of the third run."""
 
 from __future__ import annotations
 

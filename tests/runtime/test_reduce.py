@@ -1,4 +1,4 @@
-"""Files cut to the smallest part that fails, by a planted bad node in large ones."""
+"""Reduction of large files with a planted bad node to the smallest part that fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparisons over samples: statistics against those computed at once, several engines, a metric."""
+"""Comparisons over samples: statistics equal those computed at once, several engines, a metric."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Order on CUDA, by streams that only keep what comes after what: no memory is written while another stream uses it.
+"""Order of CUDA streams, with stand-ins that only record order: no memory is written while another stream uses it.
 
-An operation on a stream comes after those before it there, and after what the stream was told to wait for. Two that use
-one memory, one of them to write, race unless one comes after the other.
+An operation on a stream comes after earlier ones on it, and after what the stream was told to wait for. Two operations
+on the same memory, at least one of them a write, race unless one comes after the other.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Engines of TensorRT, by one that runs on the CPU (tests/tensorrt/reference)."""
+"""TensorRT engines, with a TensorRT that runs on the CPU (tests/tensorrt/reference)."""
 
 from __future__ import annotations
 

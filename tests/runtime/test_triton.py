@@ -1,4 +1,4 @@
-"""Model repositories for Triton, parsed by its published protobuf; its client, against a stand-in for a server."""
+"""Triton model repositories, parsed by Triton's published protobuf, and its client against a stand-in server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where in a tensor an error lies."""
+"""Finding where in a tensor an error lies."""
 
 from __future__ import annotations
 

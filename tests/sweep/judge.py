@@ -1,4 +1,4 @@
-"""Exports cases, runs the files in ONNX Runtime, and holds what comes out to torch."""
+"""Exports cases, runs the files in ONNX Runtime, and compares the results with torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``docs/opsets.md`` of the results: a row per function, a cell per exporter and opset."""
+"""Makes ``docs/opsets.md`` from the results: a row per function, a cell per exporter and opset."""
 
 from __future__ import annotations
 

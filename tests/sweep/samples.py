@@ -1,4 +1,4 @@
-"""PyTorch's samples of a function as calls of tensors, and extremes to call them with."""
+"""PyTorch's samples of a function as calls with tensors, and extreme values to call them with."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Run in a process of its own: what the Python plugins are to one version of TensorRT's real bindings, as JSON.
+"""Prints as JSON, in a process of its own, how one version of TensorRT's real bindings sees the Python plugins.
 
-``python -m tests.tensorrt.bindings FOLDER STUB``: the folder that holds ``tensorrt_bindings``, and the compiled stub.
+``python -m tests.tensorrt.bindings FOLDER STUB``: FOLDER holds ``tensorrt_bindings``, STUB is the compiled stub.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Arguments of every op that has a plugin: the op's own samples, and channels in multiples of TensorRT's vectors."""
+"""Arguments for every op that has a plugin: the op's own samples, and channels in multiples of TensorRT's vectors."""
 
 from __future__ import annotations
 

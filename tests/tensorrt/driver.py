@@ -1,4 +1,4 @@
-"""Launches a kernel as TensorRT does one that was compiled ahead of time: by the CUDA driver, through ctypes."""
+"""Launches an ahead-of-time kernel as TensorRT does: with the CUDA driver, called through ctypes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Run in a process of its own: how Torch-TensorRT would divide models between TensorRT and torch, as JSON.
+"""Prints as JSON, in a process of its own, how Torch-TensorRT would divide models between TensorRT and torch.
 
-``python -m tests.tensorrt.dry_run STUB [plain]``: the compiled stub of TensorRT's libraries; ``plain`` leaves the
-converters of svexport out. Where torch has no CUDA, what Torch-TensorRT asks of a device first is answered for it.
+``python -m tests.tensorrt.dry_run STUB [plain]``: STUB is the compiled stub of TensorRT's libraries; ``plain`` leaves
+out svexport's converters. If torch has no CUDA, stand-ins answer what Torch-TensorRT first asks of a device.
 """
 
 from __future__ import annotations

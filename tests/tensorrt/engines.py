@@ -1,8 +1,8 @@
-"""Run in a process of its own, with TensorRT and a GPU: nodes and examples as engines, compared with torch.
+"""Compares engines of nodes and examples with torch, in a process of its own, with TensorRT and a GPU.
 
 ``python -m tests.tensorrt.engines KIND FOLDER`` writes a line of JSON for each of :data:`NAMES` and leaves the plans of
 the samples in FOLDER; KIND is how the plugins run: ``C++``, ``AOT`` or ``JIT``. ``python -m tests.tensorrt.engines run
-FOLDER`` runs these plans again where no plugin is registered.
+FOLDER`` runs these plans again in a process without registered plugins.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A TensorRT that makes nothing, built from the real bindings: what they do not have, or not with so many arguments,
-fails. So code that builds and runs engines is executed, up to the values, where there is no TensorRT.
+"""A TensorRT that computes nothing, made from the real bindings: a call of a member that they lack, or with a wrong
+number of arguments, fails. So code that builds and runs engines is executed, except for values, without TensorRT.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The plugin library in a host of ours (host/host.cpp): what TensorRT does with a plugin, one call at a time."""
+"""Runs the plugin library in a host of ours (host/host.cpp) that makes TensorRT's calls to a plugin one at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that the tests of builds and engines share, exported once."""
+"""Models shared by the tests of builds and engines, exported once."""
 
 from __future__ import annotations
 

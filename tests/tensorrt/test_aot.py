@@ -1,4 +1,4 @@
-"""Kernels compiled ahead of time: launched as TensorRT would, they are the references."""
+"""Ahead-of-time kernels, launched as TensorRT would, equal the references."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Building engines, by a TensorRT that runs on the CPU (tests/tensorrt/reference): nothing here is about kernels."""
+"""Building engines with a TensorRT that runs on the CPU (tests/tensorrt/reference); kernels are not tested here."""
 
 from __future__ import annotations
 

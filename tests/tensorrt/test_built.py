@@ -1,4 +1,4 @@
-"""Level L6: what test_build.py and tests/runtime/test_tensorrt.py prove with a reference, by TensorRT itself."""
+"""Level L6: TensorRT itself confirms what test_build.py and tests/runtime/test_tensorrt.py prove with a reference."""
 
 from __future__ import annotations
 

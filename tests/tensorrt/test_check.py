@@ -1,4 +1,4 @@
-"""``svexport.check``: what becomes of every node, what is said of the file, and files that are no models."""
+"""``svexport.check``: the verdict on every node, findings on the file, and files that are no models."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Engines: every node and every example parsed, built, run and compared with torch, however the plugins run.
+"""Engines: every node and example is parsed, built, run and compared with torch, for every kind of plugin.
 
-All of it needs TensorRT and a GPU, but the tests at the end, which hold what runs here to what it should do there.
+All tests need TensorRT and a GPU, except those at the end, which check here the code that runs there.
 """
 
 from __future__ import annotations

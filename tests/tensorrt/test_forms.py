@@ -1,4 +1,4 @@
-"""Standard nodes written as every version of TensorRT reads them: ONNX Runtime makes the same of them."""
+"""Standard nodes rewritten as every version of TensorRT reads them give the same results in ONNX Runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finding headers and tools, and what is said where they are missing."""
+"""Finding headers and tools, and the errors if they are missing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""No name of TensorRT's is used that a version which gets there lacks.
+"""The code uses no name of TensorRT that a version running that code lacks.
 
-The code is walked with the set of versions that may be running; ``hasattr(..., "name")`` divides it by who has it.
-The versions' names are those of their Python bindings (``reference/api.json``).
+The test walks the code with the set of versions that may run it; ``hasattr(..., "name")`` splits the set by who has
+the name. The names of each version come from its Python bindings (``reference/api.json``).
 """
 
 from __future__ import annotations

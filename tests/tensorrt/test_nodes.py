@@ -1,4 +1,4 @@
-"""What C++ knows of the nodes is what the ops say. Needs neither TensorRT nor a compiler."""
+"""The C++ descriptions of nodes agree with the ops; neither TensorRT nor a compiler is needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quantizers in the way of fusions: each rule broken once, and kept once."""
+"""Quantizers that prevent fusions: one model breaks each rule, and one keeps it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The C++ plugins in the host: creation, fields, shapes, types, formats, serialization. Needs TensorRT's headers."""
+"""The C++ plugins in the host: creation, fields, shapes, types, formats, serialization; needs TensorRT's headers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The C++ plugins run: in every type and format they support, cloned, reloaded, captured, on two streams."""
+"""The C++ plugins run in every type and format they support, cloned, reloaded, captured, and on two streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Python plugins beside TensorRT's real bindings, whose libraries a stub stands in for: no engine is built here."""
+"""Python plugins with TensorRT's real bindings and a stub for its libraries; no engine is built here."""
 
 from __future__ import annotations
 

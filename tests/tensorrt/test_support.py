@@ -1,4 +1,4 @@
-"""What each TensorRT parses: every restriction in the table, broken by one model and kept by another."""
+"""What each TensorRT parses: one model breaks each restriction in the table, and another keeps it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Torch-TensorRT with our converters: how it divides models, as its dry run says. No engine is built here."""
+"""Torch-TensorRT with our converters: how its dry run divides models; no engine is built here."""
 
 from __future__ import annotations
 

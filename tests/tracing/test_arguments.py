@@ -1,4 +1,4 @@
-"""Tensors among the attributes of objects: as a language model's cache of keys and values has them."""
+"""Tensors in attributes of objects, such as a language model's cache of keys and values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models with fake quantizers: what differs by a rounding error before one may differ by a step behind it."""
+"""Models with fake quantizers: a rounding error before a quantizer may become a whole step behind it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How sources are named: the same wherever they are installed."""
+"""Sources have the same names wherever they are installed."""
 
 from __future__ import annotations
 

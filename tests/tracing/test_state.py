@@ -1,4 +1,4 @@
-"""Models that change themselves or their inputs in forward: they and the inputs are left as they were."""
+"""Models that change themselves or their inputs in forward: export leaves both as they were."""
 
 from __future__ import annotations
 

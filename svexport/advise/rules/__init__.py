@@ -1,4 +1,4 @@
-"""The table of rules: a file each."""
+"""The table of rules; each rule has its own file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SVX304: softmaxes for nothing but an order."""
+"""SVX304: softmax or sigmoid of values of which only the order is used."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def find(scope: Scope) -> Iterator[Found]:
 
 
 def _is_argmax(scope: Scope, call: Call) -> bool:
-    """``argmax`` and ``argsort``, or what has indices taken alone: ``x.max(-1)[1]``, ``_, label = x.topk(2)``."""
+    """Whether only indices are used: ``argmax``, ``argsort``, ``x.max(-1)[1]``, ``_, label = x.topk(2)``."""
     if call.name not in ("max", "topk", "sort"):
         return call.name in ("argmax", "argsort")
     if call.name == "max" and integer(call.get(0, "dim", "axis")) is None:
@@ -47,7 +47,7 @@ def _is_argmax(scope: Scope, call: Call) -> bool:
 
 
 def _unshaped(scope: Scope, node: ast.expr, dim: int | None) -> tuple[ast.expr, int | None]:
-    """What is flattened behind an axis, or permuted, before the order along it is asked for; and that axis there."""
+    """The tensor before flattens of axes behind ``dim`` and before permutes, and the axis that ``dim`` is there."""
     call = scope.call(node)
     while call is not None and dim is not None and call.name in ("flatten", "permute", "contiguous"):
         if call.name == "permute":
@@ -61,7 +61,7 @@ def _unshaped(scope: Scope, node: ast.expr, dim: int | None) -> tuple[ast.expr, 
 
 
 def _dim(call: Call) -> int | None:
-    """The axis of it, by its default where that is the last."""
+    """The axis along which ``call`` orders: the given one, or the last if that is the default."""
     given = call.get(1 if call.name == "topk" else 0, "dim", "axis")
     return -1 if given is None and call.name in ("topk", "sort", "argsort") else integer(given)
 

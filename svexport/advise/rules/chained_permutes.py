@@ -1,4 +1,4 @@
-"""SVX206: permutes of permutes."""
+"""SVX206: chains of permutes and transposes, which one permute replaces."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def find(scope: Scope) -> Iterator[Found]:
             continue
         above = scope.parent(node)
         if isinstance(above, ast.Attribute) and permuting(scope, scope.parent(above)) is not None:
-            continue  # the last of a chain speaks for all
+            continue  # only the last call of a chain is reported
         order = _order(outer, inner)
         message = f"`{inner.name}` and `{outer.name}` are one permute"
         if order is None:
@@ -41,7 +41,7 @@ def find(scope: Scope) -> Iterator[Found]:
 
 
 def _is_multiplied(scope: Scope, node: ast.Call) -> bool:
-    """Whether a matrix product takes it, which reads a transposed operand as it is."""
+    """Whether a matrix product takes ``node``; it reads a transposed operand without a copy."""
     parent = scope.parent(node)
     if isinstance(parent, ast.BinOp):
         return isinstance(parent.op, ast.MatMult)

@@ -1,4 +1,4 @@
-"""SVX207: channels-last tensors copied to be channels-first for what reads either."""
+"""SVX207: copies of channels-last tensors to channels-first for functions that read both layouts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from svexport.advise.torch_names import CONVOLUTIONS
 
 __all__ = ["RULE"]
 
-_DEPTH = 4  # of functions that call others
+_DEPTH = 4  # limit on functions of the file that call one another
 
 
 def find(scope: Scope) -> Iterator[Found]:
@@ -32,7 +32,7 @@ def find(scope: Scope) -> Iterator[Found]:
 
 
 def _is_to_front(scope: Kinds, node: ast.expr, depth: int = 0) -> bool:
-    """``x.permute(0, 3, 1, 2)`` or ``x.movedim(-1, 1)``, or what a function of the file makes by that."""
+    """Whether it is ``x.permute(0, 3, 1, 2)`` or ``x.movedim(-1, 1)``, or a function of the file that returns that."""
     moved = scope.call(node)
     if moved is not None and moved.is_method and moved.name in ("float", "half", "to", "type_as"):
         return _is_to_front(scope, moved.input, depth)  # a cast keeps the order in memory

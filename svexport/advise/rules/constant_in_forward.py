@@ -1,4 +1,4 @@
-"""SVX106: constants made anew in every forward."""
+"""SVX106: constant tensors that every forward makes anew."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def find(scope: Scope) -> Iterator[Found]:
                 continue
             name = call.name
         if owner is None and name in _ON_DEVICE:
-            continue  # what a function makes where it is needed
+            continue  # a function outside of a class may make these, on the device that it needs
         told = [*node.args, *(k.value for k in node.keywords if k.arg not in ("device", "dtype"))]
         if not told or not all(_is_constant(scope, value, name in _ON_DEVICE) for value in told):
             continue
@@ -60,13 +60,13 @@ def find(scope: Scope) -> Iterator[Found]:
 
 
 def _is_of_host(scope: Scope, node: ast.Call) -> bool:
-    """Whether it is made in float64 and on the CPU, for what is computed there on purpose."""
+    """Whether ``node`` makes a float64 tensor on the CPU, for a computation that is meant to run there."""
     given = {k.arg: scope.file.qualified(k.value) for k in node.keywords}
     return "device" not in given and given.get("dtype") in ("torch.float64", "torch.double")
 
 
 def _is_constant(scope: Scope, node: ast.expr, counted: bool = False) -> bool:
-    """Whether a value is the same in every forward; with ``counted``, what names of the function stand for too."""
+    """Whether a value is the same in every forward; with ``counted``, also through the function's own names."""
     if isinstance(node, (ast.Tuple, ast.List)):
         return bool(node.elts) and all(_is_constant(scope, item, counted) for item in node.elts)
     if isinstance(node, ast.Subscript):

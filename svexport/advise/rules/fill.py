@@ -1,4 +1,4 @@
-"""SVX202: tensors that are made, filled, cast and moved one step after the other."""
+"""SVX202: tensors that are made, filled, cast and moved in separate steps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def find(scope: Scope) -> Iterator[Found]:
         if _sets_value(scope, call):
             yield Found(node, f"two steps write a tensor of one number: `{_full(scope, call)}`")
         elif call.name == "fill_" and len(node.args) == 1 and not node.keywords:
-            if _cast(scope, scope.parent(scope.parent(node))) is None:  # else that one says it all
+            if _cast(scope, scope.parent(scope.parent(node))) is None:  # else the finding at the cast covers it
                 yield from _filled(scope, call)
         elif len(node.args) == 1 and (call.name == "type_as" or _is_to_tensor(scope, call)):
             yield from _like(scope, call)
@@ -33,7 +33,7 @@ def find(scope: Scope) -> Iterator[Found]:
 
 
 def _sets_value(scope: Scope, call: Call) -> bool:
-    """``ones().mul_(0.5)`` or ``zeros().add_(2)``."""
+    """Whether it is ``ones().mul_(0.5)`` or ``zeros().add_(2)``."""
     if call.name not in ("mul_", "add_") or len(call.arguments) != 1 or not _is_number(call.arguments[0]):
         return False
     made = _creation(scope, call.input)
@@ -49,7 +49,7 @@ def _full(scope: Scope, call: Call) -> str:
 
 
 def _creation(scope: Scope, node: ast.expr) -> Call | None:
-    """``torch.zeros(...)`` and the like, ``torch.zeros_like(x)``, or ``x.new_zeros(...)``."""
+    """``node`` as a call if it is ``torch.zeros(...)``, ``torch.zeros_like(x)``, ``x.new_zeros(...)`` or similar."""
     call = scope.call(node)
     if call is None or any(k not in _PARTS for k in call.keywords):
         return None
@@ -61,7 +61,7 @@ def _creation(scope: Scope, node: ast.expr) -> Call | None:
 
 
 def _counted(scope: Scope, node: ast.expr) -> Call | None:
-    """``torch.arange(n)``, ``torch.linspace(0, 1, n)`` or ``torch.eye(n)``."""
+    """``node`` as a call if it is ``torch.arange(n)``, ``torch.linspace(0, 1, n)`` or ``torch.eye(n)``."""
     call = scope.call(node)
     known = call is not None and not call.is_method and call.name in ("arange", "linspace", "logspace", "eye")
     return call if known and all(k in _PARTS for k in call.keywords) else None  # type: ignore[union-attr]
@@ -88,14 +88,14 @@ def _filled(scope: Scope, call: Call) -> Iterator[Found]:
     else:
         size = _size(scope, made.node.args)
         if "dtype" not in made.keywords and integer(value) is not None:
-            written += ".0"  # torch.full of an integer is one of integers, torch.zeros is not
+            written += ".0"  # torch.full of an integer makes integers, torch.zeros makes floats
         name, text = "torch.full", f"{_torch(scope, made, 'full')}({size}, {written}{tail})" if size else ""
     edit = scope.source.replace(call.node, text) if text and _is_number(value) else None
     yield Found(call.node, f"`{made.name}` and `fill_` write twice: `{name}`", (edit,) if edit else ())
 
 
 def _is_to_tensor(scope: Scope, call: Call) -> bool:
-    """``y.to(x)``: the type and device of a tensor."""
+    """Whether it is ``y.to(x)``, which takes type and device from a tensor."""
     return call.name == "to" and not call.node.keywords and scope.is_tensor(call.arguments[0])
 
 
@@ -152,7 +152,7 @@ def _moved(scope: Scope, call: Call) -> Iterator[Found]:
 
 
 def _device(call: Call) -> ast.expr | None:
-    """The one argument of ``.to``, if it is a device."""
+    """The argument of ``.to`` if it is the only one and a device."""
     given = [*call.arguments, *(k.value for k in call.node.keywords)]
     if len(given) != 1 or any(k.arg != "device" for k in call.node.keywords):
         return None
@@ -162,13 +162,13 @@ def _device(call: Call) -> ast.expr | None:
 
 
 def _torch(scope: Scope, call: Call, name: str) -> str:
-    """``name`` as the call spells its module: ``torch.full`` beside ``torch.zeros``; empty if that is not known."""
+    """``name`` with the module as the call spells it: ``torch.full`` for a call of ``torch.zeros``."""
     function = call.node.func
     return f"{scope.text(function.value)}.{name}" if isinstance(function, ast.Attribute) else f"torch.{name}"
 
 
 def _size(scope: Scope, arguments: list[ast.expr]) -> str:
-    """Sizes as one tuple; empty where it is not known whether one argument is a size or a tuple."""
+    """The sizes as the text of one tuple; empty if a single argument may be a size or a tuple."""
     texts = [scope.text(a) for a in arguments]
     if len(arguments) > 1:
         return f"({', '.join(texts)})"
@@ -181,7 +181,7 @@ def _size(scope: Scope, arguments: list[ast.expr]) -> str:
 
 
 def _is_small(node: ast.expr | None) -> bool:
-    """Whether it writes out a number that is the same in every type."""
+    """Whether ``node`` is an integer literal that every type represents exactly."""
     value = integer(node)
     return value is not None and 0 <= value <= 127
 

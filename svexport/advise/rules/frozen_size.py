@@ -1,4 +1,4 @@
-"""SVX103: conversions that make a constant of a size."""
+"""SVX103: conversions that turn a size into a constant when traced."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from svexport.advise.rule import Found, Rule, Scope
 
 __all__ = ["RULE"]
 
-_PYTHON = ("range", "print", "str", "isinstance", "min", "max")  # these take its value, in any form
+_PYTHON = ("range", "print", "str", "isinstance", "min", "max")  # these freeze a size in any form
 
 
 def find(scope: Scope) -> Iterator[Found]:
@@ -57,14 +57,14 @@ def _int(scope: Scope, node: ast.Call) -> Found | None:
 
 
 def _stands_alone(scope: Scope, node: ast.AST) -> bool:
-    """Whether an operator may stand there without parentheses."""
+    """Whether an operator expression may replace ``node`` without parentheses."""
     return isinstance(
         scope.parent(node), (ast.Assign, ast.AnnAssign, ast.Return, ast.Call, ast.keyword, ast.Tuple, ast.List)
     )
 
 
 def _is_of_state(scope: Scope, node: ast.expr) -> bool:
-    """Whether it is the size of a parameter or buffer, a constant anyway."""
+    """Whether ``node`` is a size of a parameter or buffer, which is a constant anyway."""
     for part in ast.walk(node):
         if isinstance(part, ast.Attribute) and part.attr == "shape":
             value = scope.value_of(part.value)
@@ -84,14 +84,14 @@ def _len(scope: Scope, node: ast.Call) -> Found | None:
 
 
 def _is_tested(scope: Scope, node: ast.AST) -> bool:
-    """Whether a branch asks for it, which freezes it in any form; or a loop in Python, which is another rule's."""
+    """Whether a test or Python function reads the size: a test freezes it in any form, a loop is another rule's."""
     for child, parent in scope.function.above(node):
         if isinstance(parent, (ast.If, ast.While, ast.IfExp)) and child is parent.test:
             return True
         if isinstance(parent, ast.Call) and getattr(parent.func, "id", "") in _PYTHON:
             return True
         if isinstance(parent, ast.BinOp) and any(isinstance(s, ast.List) for s in (parent.left, parent.right)):
-            return True  # a list repeated
+            return True  # repetition of a list
         if isinstance(parent, (ast.JoinedStr, ast.stmt)):
             return isinstance(parent, ast.JoinedStr)
     return False

@@ -10,7 +10,7 @@ from svexport.advise.rule import Found, Rule, Scope
 __all__ = ["RULE"]
 
 _BOUNDING = ("clamp", "clip", "eps", "nan_to_num", "clamp_min", "maximum", "minimum", "clamp_")
-_DEPTH = 4  # of names that stand for others
+_DEPTH = 4  # limit on names that stand for other names
 _MASKING = ("where", "masked_fill", "masked_fill_", "nan_to_num")
 
 
@@ -24,7 +24,7 @@ def find(scope: Scope) -> Iterator[Found]:
 
 
 def _inverted(scope: Scope, node: ast.AST) -> ast.Name | None:
-    """x of ``log(x / (1 - x))``, ``log(x) - log(1 - x)`` or ``log(1 / x - 1)``."""
+    """The x of ``log(x / (1 - x))``, ``log(x) - log(1 - x)`` or ``log(1 / x - 1)``; None for anything else."""
     value = _logarithm(scope, node)
     value = scope.value_of(value) if value is not None else None
     if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Sub) and _is_one(value.right):
@@ -44,7 +44,7 @@ def _inverted(scope: Scope, node: ast.AST) -> ast.Name | None:
     if not one or rest.left.value != 1 or not isinstance(rest.right, ast.Name) or rest.right.id != x.id:  # type: ignore[attr-defined]
         return None
     if scope.flow.definitions.get(x) != scope.flow.definitions.get(rest.right):  # type: ignore[attr-defined]
-        return None  # another value of that name
+        return None  # the two names may have different values
     return x  # type: ignore[return-value]
 
 
@@ -58,7 +58,7 @@ def _logarithm(scope: Scope, node: ast.AST) -> ast.expr | None:
 
 
 def _is_bounded(scope: Scope, x: ast.Name) -> bool:
-    """Whether something keeps x from 0 and 1, or it is no tensor."""
+    """Whether something keeps x away from 0 and 1."""
     for binding in scope.bindings.get(x.id, []):
         within = {n.func for n in ast.walk(binding.value or x) if isinstance(n, ast.Call) and _clamps_to_0_1(scope, n)}
         names = {n.attr for n in ast.walk(binding.value or x) if isinstance(n, ast.Attribute) and n not in within}
@@ -74,7 +74,7 @@ def _is_bounded(scope: Scope, x: ast.Name) -> bool:
 
 
 def _clamps_to_0_1(scope: Scope, node: ast.Call) -> bool:
-    """``x.clamp(0, 1)``, which leaves both in."""
+    """Whether it is ``x.clamp(0, 1)``, which still allows 0 and 1."""
     call = scope.call(node)
     if call is None or call.name not in ("clamp", "clip"):
         return False
@@ -83,7 +83,7 @@ def _clamps_to_0_1(scope: Scope, node: ast.Call) -> bool:
 
 
 def _is_masked(scope: Scope, node: ast.AST, x: ast.Name) -> bool:
-    """Whether what it is assigned to is masked later, by what is computed from x or from the logarithm."""
+    """Whether the name assigned is masked later, by a mask computed from x or from the logarithm."""
     statement = scope.function.statement(node)
     targets = {t.id for t in getattr(statement, "targets", []) if isinstance(t, ast.Name)}
     for later in scope.function.all(ast.Call):
@@ -100,7 +100,7 @@ def _is_masked(scope: Scope, node: ast.AST, x: ast.Name) -> bool:
 
 
 def _made_of(scope: Scope, node: ast.expr, depth: int = 0) -> set[str]:
-    """The names that a value is computed from, through other names; of all that it may be."""
+    """The names that a value may be computed from, directly or through other names."""
     names = [n for n in ast.walk(node) if isinstance(n, ast.Name)] if depth < _DEPTH else []
     values = [b.value for n in names for b in scope.flow.definitions.get(n, ()) if b.value is not None]
     return {n.id for n in names}.union(*(_made_of(scope, value, depth + 1) for value in values))

@@ -1,4 +1,4 @@
-"""SVX101: values taken out of tensors in a loop."""
+"""SVX101: loops that take values out of tensors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def find(scope: Scope) -> Iterator[Found]:
 
 
 def _taken(scope: Scope, node: ast.Call) -> tuple[str, ast.expr] | None:
-    """What takes values out, and of which tensor: ``x.item()``, ``x.tolist()``, ``int(x)``, ``float(x)``."""
+    """The name of a conversion and its tensor: ``x.item()``, ``x.tolist()``, ``int(x)``, ``float(x)``."""
     called = scope.file.qualified(node.func)
     if called in ("int", "float") and called not in scope.bindings and len(node.args) == 1 and not node.keywords:
         return (f"{called}()", node.args[0]) if scope.is_tensor(node.args[0]) else None
@@ -40,7 +40,7 @@ def _taken(scope: Scope, node: ast.Call) -> tuple[str, ast.expr] | None:
 
 
 def _is_of_batch(scope: Scope, node: ast.AST) -> bool:
-    """Whether a loop outside of a model takes what it is given one by one, such as a loader's batches."""
+    """Whether a loop outside of a model iterates over values of unknown kind, such as a loader's batches."""
     if scope.function.reach is Reach.FORWARD:
         return False
     given = [loop.iter for loop in scope.function.loops(node)[:1]]
@@ -50,7 +50,7 @@ def _is_of_batch(scope: Scope, node: ast.AST) -> bool:
 
 
 def _ends_early(scope: Scope, node: ast.AST) -> bool:
-    """Whether the loop ends by what is computed in it: there is no time before it at which all values are known."""
+    """Whether the loop's end depends on what it computes, so that not all values are known before it."""
     for child, parent in scope.function.above(node):
         if isinstance(parent, ast.GeneratorExp):
             taker = scope.parent(parent)
@@ -63,7 +63,7 @@ def _ends_early(scope: Scope, node: ast.AST) -> bool:
 
 
 def _counts(scope: Scope, loop: ast.While) -> bool:
-    """Whether a loop ends by a counter alone: ``while i < 8: ...; i += 1``, and no ``break``."""
+    """Whether only a counter ends the loop: ``while i < 8: ...; i += 1`` without ``break``."""
     test = loop.test
     if any(isinstance(n, (ast.Break, ast.Return)) for n in ast.walk(loop)):
         return False
@@ -80,24 +80,24 @@ def _counts(scope: Scope, loop: ast.While) -> bool:
 
 
 def _is_count(scope: Scope, node: ast.Call) -> bool:
-    """Whether a call is ``len(...)`` or ``x.size(0)``, of which nothing is waited for."""
+    """Whether a call is ``len(...)`` or ``x.size(0)``, which do not wait for the device."""
     return scope.file.qualified(node.func) == "len" or scope.kind(node) is Kind.SIZE
 
 
 def _values(scope: Scope, node: ast.expr) -> list[ast.expr]:
-    """What the names of an expression are given, anywhere in the function."""
+    """The values bound to the names of an expression anywhere in the function."""
     names = [n for n in ast.walk(node) if isinstance(n, ast.Name) and n.id not in scope.file.names]
     return [b.value for n in names for b in scope.bindings.get(n.id, []) if b.value is not None]
 
 
 def _is_array(scope: Scope, node: ast.expr) -> bool:
-    """Whether it is, or may be, made by numpy."""
+    """Whether a numpy call may have made the value."""
     called = [scope.file.qualified(v.func) or "" for v in _values(scope, node) if isinstance(v, ast.Call)]
     return any(name.startswith(("numpy.", "np.")) for name in called)
 
 
 def _is_on_cpu(scope: Scope, node: ast.expr) -> bool:
-    """Whether it was made by torch on the CPU, or copied there as a whole: nothing to wait for."""
+    """Whether torch made the tensor on the CPU, or it was copied there whole: no round then waits for the device."""
     values = _values(scope, node)
     if any(isinstance(v, ast.Call) and getattr(v.func, "attr", "") in ("cpu", "numpy") for v in values):
         return True

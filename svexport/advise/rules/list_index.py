@@ -1,4 +1,4 @@
-"""SVX204: lists of neighbouring indices."""
+"""SVX204: indexing by a list of neighbouring indices, which a slice replaces."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from svexport.advise.torch_names import ACTIVATIONS, ARITHMETIC, REDUCTIONS
 
 __all__ = ["RULE"]
 
-# Functions whose results share no memory with what they take.
+# Functions whose results share no memory with their arguments.
 _FRESH = (
     ACTIVATIONS | ARITHMETIC | REDUCTIONS | {"cat", "concat", "stack", "softmax", "matmul", "bmm", "einsum", "linear"}
 )
@@ -29,7 +29,7 @@ def find(scope: Scope) -> Iterator[Found]:
             continue
         parent = scope.parent(node)
         if isinstance(parent, ast.Attribute) and parent.attr.endswith("_") and not parent.attr.endswith("__"):
-            continue  # in place, on a copy: a slice would not be one
+            continue  # an in-place method changes the copy that the list makes; a slice is a view
         text = _slice([v for v in map(integer, index.elts) if v is not None])
         if text is None:
             continue
@@ -40,7 +40,7 @@ def find(scope: Scope) -> Iterator[Found]:
 
 
 def _list(index: ast.expr) -> ast.List | ast.Tuple | None:
-    """The one list, or tuple, among slices."""
+    """The one list or tuple of integers in an index whose other items are slices, None or ``...``."""
     items = index.elts if isinstance(index, ast.Tuple) else [index]
     lists = [item for item in items if isinstance(item, (ast.List, ast.Tuple))]
     others = [item for item in items if not isinstance(item, (ast.List, ast.Tuple))]
@@ -53,7 +53,7 @@ def _list(index: ast.expr) -> ast.List | ast.Tuple | None:
 
 
 def _slice(values: list[int]) -> str | None:
-    """``values`` as a slice, None if they are none."""
+    """The text of the slice equal to ``values``; None if there is none."""
     if not values or any((v < 0) != (values[0] < 0) for v in values):
         return None
     step = values[1] - values[0] if len(values) > 1 else 1
@@ -65,12 +65,12 @@ def _slice(values: list[int]) -> str | None:
 
 
 def _is_safe(scope: Scope, node: ast.Subscript) -> bool:
-    """Whether nothing can tell a view of the tensor from a copy."""
+    """Whether the result is the same for a view of the tensor as for a copy."""
     if isinstance(node.ctx, ast.Store):
         written = scope.parent(node)
         if not isinstance(written, (ast.Assign, ast.AugAssign)):
             return False
-        # A view of the same tensor would be read while it is written.
+        # A view on the right side would be read while its memory is written.
         names = {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}
         return not any(isinstance(n, ast.Name) and n.id in names for n in ast.walk(written.value))
     parent: ast.AST = scope.parent(node)

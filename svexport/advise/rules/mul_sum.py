@@ -1,4 +1,4 @@
-"""SVX301: products of broadcast tensors, summed: matrix products."""
+"""SVX301: sums of products of broadcast tensors, which are matrix products."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def find(scope: Scope) -> Iterator[Found]:
 
 
 def _contracts(left: Shape, right: Shape, dims: set[int]) -> bool:
-    """Whether each has axes that the other has not, and the sum is over axes that both have."""
+    """Whether each factor has axes that the other lacks, and the sum is over axes that both have."""
     ranks = [side.rank for side in (left, right) if side.rank is not None]
     if ranks:
         rank = max(ranks)
         a, b = ({*_aligned(side, rank)} for side in (left, right))
         dims = {dim % rank for dim in dims if -rank <= dim < rank}
         if rank - 1 not in a | b | dims:
-            return False  # many small products side by side: a matrix product would move the last axis first
+            return False  # a batch along the last axis: a matrix product would have to move that axis to the front
     elif len({axis < 0 for axis in (*left.ones, *right.ones, *dims)}) == 1:
         a, b = {*left.ones}, {*right.ones}
     else:
@@ -44,7 +44,7 @@ def _contracts(left: Shape, right: Shape, dims: set[int]) -> bool:
 
 
 def _aligned(side: Shape, rank: int) -> Iterator[int]:
-    """Its axes of size 1 as those of a tensor of so many axes, the ones that it lacks included."""
+    """The axes of size 1 (including those it lacks) of ``side`` broadcast to ``rank`` axes, from the front."""
     missing = rank - side.rank if side.rank is not None else 0
     yield from range(missing)
     for axis in side.ones:
@@ -52,7 +52,7 @@ def _aligned(side: Shape, rank: int) -> Iterator[int]:
 
 
 def _integers(node: ast.expr | None) -> set[int]:
-    """The axes that are written out, one or several; none if one is not."""
+    """The axes if all are integer literals, one or several; else empty."""
     items = node.elts if isinstance(node, (ast.Tuple, ast.List)) else [node]
     values = [integer(item) for item in items]
     return {v for v in values if v is not None} if None not in values else set()

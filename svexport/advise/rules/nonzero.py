@@ -30,7 +30,7 @@ def find(scope: Scope) -> Iterator[Found]:
 
 
 def _in_loop_of_python(scope: Scope, node: ast.AST) -> bool:
-    """Whether it is in a loop over something besides a tensor's rows, such as classes or levels."""
+    """Whether ``node`` is in a loop over anything but a tensor's rows, such as classes or levels."""
     if not scope.function.in_loop(node):
         return False
     for child, parent in scope.function.above(node):
@@ -42,7 +42,7 @@ def _in_loop_of_python(scope: Scope, node: ast.AST) -> bool:
 
 
 def _is_over_rows(scope: Scope, rows: ast.expr) -> bool:
-    """Whether a loop takes rows of a tensor, such as the images of a batch, that are as many as its first axis."""
+    """Whether a loop iterates over the first axis of a tensor, such as the images of a batch."""
     name = getattr(rows.func, "id", "") if isinstance(rows, ast.Call) else ""
     given = rows.args if isinstance(rows, ast.Call) else []
     if name == "zip":
@@ -56,14 +56,14 @@ def _is_over_rows(scope: Scope, rows: ast.expr) -> bool:
 
 
 def _leaves(scope: Scope, node: ast.AST) -> bool:
-    """Whether Python takes the result apart: ``for i in mask.nonzero()``, ``.tolist()``."""
+    """Whether the result leaves tensors for Python: ``for i in mask.nonzero()``, ``.tolist()``."""
     for child, parent in scope.function.above(node):
         if isinstance(parent, (ast.For, ast.comprehension)):
             return child is parent.iter
         if isinstance(parent, ast.Attribute) and parent.attr in ("tolist", "numpy", "item"):
             return True
         if isinstance(parent, (ast.ListComp, ast.GeneratorExp)):
-            return False  # what is taken apart is the list of results
+            return False  # a loop around takes the list of results apart, not a result
         if isinstance(parent, ast.stmt):
             break
     return any(

@@ -13,7 +13,7 @@ from svexport.advise.torch_names import ACTIVATIONS
 
 __all__ = ["RULE"]
 
-_DEPTH = 4  # of sums and products
+_DEPTH = 4  # limit on nested sums and products
 
 
 def find(scope: Scope) -> Iterator[Found]:
@@ -37,7 +37,7 @@ def find(scope: Scope) -> Iterator[Found]:
 
 
 def _scaled(scope: Scope, node: ast.expr, depth: int = 0) -> Call | None:
-    """The permute of ``x.permute(0, 2, 1).mul(255)`` or ``x.permute(0, 2, 1) * 2 + 1``: integers keep the type."""
+    """The permute in ``x.permute(0, 2, 1).mul(255)`` or ``x.permute(0, 2, 1) * 2 + 1``; integers keep the type."""
     call = scope.call(node)
     if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mult, ast.Add, ast.Sub)):
         given, number = node.left, node.right
@@ -51,7 +51,7 @@ def _scaled(scope: Scope, node: ast.expr, depth: int = 0) -> Call | None:
 
 
 def _is_elementwise(call: Call) -> bool:
-    """Of one tensor: activations, and ``clamp`` by numbers."""
+    """Whether the function is elementwise in one tensor: an activation, or ``clamp`` by numbers."""
     if call.name not in ("clamp", "clip", "clamp_min", "clamp_max"):
         return call.name in ACTIVATIONS
     bounds = [*call.arguments, *(value for name, value in call.keywords.items() if name not in ("input", "out"))]
@@ -60,7 +60,7 @@ def _is_elementwise(call: Call) -> bool:
 
 
 def _found(scope: Scope, node: ast.expr, before: Call, message: str, directly: bool) -> Found:
-    """``node`` of what is permuted, and then permuted, where it says so itself."""
+    """The finding at ``node``; its edit moves the permute behind ``node`` if ``node`` holds the permute itself."""
     if not directly or not before.is_method or before.dims is None:
         return Found(node, message)
     text, source = scope.source.text, scope.source

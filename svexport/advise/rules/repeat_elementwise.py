@@ -1,4 +1,4 @@
-"""SVX201: copies along an axis of size 1 for an elementwise function, which broadcasts."""
+"""SVX201: ``repeat`` along an axis of size 1 before an elementwise function, which broadcasts anyway."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from svexport.advise.torch_names import ACTIVATIONS, ARITHMETIC
 
 __all__ = ["RULE"]
 
-_STEPS = 4  # of elementwise functions behind each other
+_STEPS = 4  # limit on elementwise functions in a row
 _ALONE = {"float", "half", "long", "int", "bool", "type_as", "clamp", "logical_not", "to"}
 
 
@@ -49,15 +49,15 @@ def _repeated(factors: list[ast.expr]) -> list[int]:
 def _has_size_1(scope: Scope, node: ast.expr, axis: int, rank: int) -> bool:
     known = shape(scope, node)
     if known.rank is not None and known.rank < rank:
-        return axis < rank - known.rank  # in front of its axes
+        return axis < rank - known.rank  # a new axis in front of the tensor's own
     return axis in known.ones or axis - rank in known.ones
 
 
 def _broadcasts(scope: Scope, node: ast.AST, depth: int = 0) -> bool:
-    """Whether an elementwise function takes ``node``, and another tensor that has the full size."""
+    """Whether an elementwise function takes ``node`` together with another operand that may have the full size."""
     parent = scope.parent(node)
     alone = _elementwise_alone(scope, node)
-    if alone is not None:  # of it alone: what takes the result, then
+    if alone is not None:  # a function of node alone: look at the uses of its result
         later = scope.reads(alone)
         return depth < _STEPS and bool(later) and all(_broadcasts(scope, use, depth + 1) for use in later)
     if isinstance(parent, ast.BinOp) and not isinstance(parent.op, ast.MatMult):
@@ -71,13 +71,13 @@ def _broadcasts(scope: Scope, node: ast.AST, depth: int = 0) -> bool:
 
 
 def _is_model(scope: Scope, node: ast.AST) -> bool:
-    """Whether only its type is asked for: ``y.type_as(node)``."""
+    """Whether only the type and device of ``node`` are read: ``y.type_as(node)``."""
     call = scope.call(scope.parent(node))
     return call is not None and call.is_method and call.name in ("type_as", "to") and node in call.arguments
 
 
 def _elementwise_alone(scope: Scope, node: ast.AST) -> ast.expr | None:
-    """``mask > 0``, ``x * 2``, ``x.float()``, ``F.relu(x)`` of ``node``."""
+    """The elementwise function of ``node`` alone around it: ``mask > 0``, ``x * 2``, ``x.float()``, ``F.relu(x)``."""
     parent = scope.parent(node)
     if isinstance(parent, ast.UnaryOp) and not isinstance(parent.op, ast.Not):
         return parent
@@ -93,7 +93,7 @@ def _elementwise_alone(scope: Scope, node: ast.AST) -> ast.expr | None:
 
 
 def _is_made(scope: Scope, node: ast.expr) -> bool:
-    """Whether ``unsqueeze``, ``None`` or ``view`` gave it its axis."""
+    """Whether ``unsqueeze``, ``None``, ``view`` or the like made the axis."""
     made = scope.value_of(node)
     if isinstance(made, ast.Subscript):
         items = made.slice.elts if isinstance(made.slice, ast.Tuple) else [made.slice]
@@ -103,7 +103,7 @@ def _is_made(scope: Scope, node: ast.expr) -> bool:
 
 
 def _is_number(node: ast.expr) -> bool:
-    """With a number alone, nothing would bring the size back that the repeat made."""
+    """Whether an operand is a number, which cannot restore the size that ``repeat`` made."""
     while isinstance(node, ast.Attribute):
         node = node.value  # torch.finfo(x.dtype).min
     limits = isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("finfo", "iinfo")
@@ -111,7 +111,7 @@ def _is_number(node: ast.expr) -> bool:
 
 
 def _edits(scope: Scope, call: Call, factors: list[ast.expr], axes: list[int]) -> tuple[Edit, ...]:
-    """``expand`` along one axis, which was made just before: a slice that is one wide may be empty."""
+    """``expand`` for ``repeat`` along one axis made just before: any other axis of size 1 may be empty at run time."""
     if len(axes) != 1 or not _is_made(scope, call.input):
         return ()
     (axis,) = axes

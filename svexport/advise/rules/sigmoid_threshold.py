@@ -1,4 +1,4 @@
-"""SVX302: sigmoids for nothing but a threshold."""
+"""SVX302: sigmoids whose results are only compared with a threshold."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def find(scope: Scope) -> Iterator[Found]:
 
 
 def _with_shape(scope: Scope, node: ast.AST) -> ast.AST:
-    """The same values in the shape they are given right after: ``x.squeeze(-1)``, ``x[..., 0]``."""
+    """``node`` with the indexing and reshaping around it: ``x.squeeze(-1)``, ``x[..., 0]``."""
     while True:
         parent = scope.parent(node)
         if isinstance(parent, ast.Subscript) and parent.value is node:

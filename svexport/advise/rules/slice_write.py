@@ -1,4 +1,4 @@
-"""SVX105: tensors put together by writes into slices."""
+"""SVX105: tensors built by writes into slices."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from svexport.advise.torch_names import ACTIVATIONS, ARITHMETIC, CREATORS, LIKE_
 
 __all__ = ["RULE"]
 
-# Methods that give what was made another form: no view of anything that has a name.
+# Methods that reshape, cast or move a tensor just made; what they return is no view of a named tensor.
 _SHAPED = ("to", "type_as", "cuda", "float", "contiguous", "view", "reshape", "permute", "transpose", "unflatten")
 _OF_SIZES = {f"torch.{name}" for name in CREATORS - {"full"}}
-# Functions whose results share no memory with what they take.
+# Functions whose results share no memory with their arguments.
 _COMPUTED = (
     ACTIVATIONS | ARITHMETIC | {"cat", "concat", "stack", "repeat", "softmax", "matmul", "bmm", "einsum", "linear"}
 )
@@ -40,14 +40,14 @@ def find(scope: Scope) -> Iterator[Found]:
             yield Found(scope.function.statement(places[0]), f"`{name}` is written into region by region: {better}")
             continue
         if all(_is_given_size(scope, place) for place in places):
-            continue  # of numbers, which nothing stacks
+            continue  # the writes are numbers, which nothing stacks
         in_forward = scope.function.reach is Reach.FORWARD
         if made == "result" and not (in_forward and len({ast.unparse(place.slice) for place in places}) > 1):
             continue
         in_loop = made == "new" and _are_rows_of_loop(scope, places)
         in_loop |= made != "result" and all(_is_gathered(scope, place) for place in places)
         if made == "copy" and not in_loop and len(_numbers(places[0])) > 1:
-            continue  # a few elements of a matrix, whose others stay
+            continue  # a few elements of a matrix, whose other elements stay
         ranges = _are_ranges(places) and (in_forward or (made == "new" and _is_whole_axis(places)))
         if in_loop or _are_parts(scope, places) or ranges:
             better = "put its parts together, by `torch.stack`, `torch.cat` or `F.pad`"
@@ -55,7 +55,7 @@ def find(scope: Scope) -> Iterator[Found]:
 
 
 def _writes(scope: Scope) -> dict[Binding, list[ast.Subscript]]:
-    """Where parts of what a name has are written, by what gave it to the name."""
+    """The places that write into a part of a name's value, by the binding of the name."""
     writes: dict[Binding, list[ast.Subscript]] = {}
     for node in scope.function.all(ast.Subscript):
         written = isinstance(node.ctx, ast.Store) and isinstance(_assignment(scope, node), (ast.Assign, ast.AugAssign))
@@ -66,13 +66,13 @@ def _writes(scope: Scope) -> dict[Binding, list[ast.Subscript]]:
 
 
 def _assignment(scope: Scope, place: ast.Subscript) -> ast.AST:
-    """What writes into a slice, alone or among others: ``y[0], y[1] = a, b``."""
+    """The assignment that writes into a slice, possibly into several: ``y[0], y[1] = a, b``."""
     parent = scope.parent(place)
     return scope.parent(parent) if isinstance(parent, ast.Tuple) else parent
 
 
 def _given(scope: Scope, place: ast.Subscript) -> ast.expr | None:
-    """What is written there, if that is all of a value."""
+    """The value written there; None if the assignment unpacks one value into several places."""
     assignment, parent = _assignment(scope, place), scope.parent(place)
     if not isinstance(assignment, ast.Assign):
         return None
@@ -83,7 +83,7 @@ def _given(scope: Scope, place: ast.Subscript) -> ast.expr | None:
 
 
 def _is_read_between(scope: Scope, binding: Binding, places: list[ast.Subscript]) -> bool:
-    """Whether parts of it are read, but for the part that a write replaces: ``y[:, 0] = y[:, 0] * 2``."""
+    """Whether a part is read between the writes, except by the write of that part: ``y[:, 0] = y[:, 0] * 2``."""
     indices = {scope.function.statement(place): ast.unparse(place.slice) for place in places}
     made = {parent for _, parent in scope.function.above(binding.statement)} if binding.statement is not None else set()
     above = {parent for place in places for _, parent in scope.function.above(place)}
@@ -102,7 +102,7 @@ def _is_read_between(scope: Scope, binding: Binding, places: list[ast.Subscript]
 
 
 def _is_given_tensor(scope: Scope, place: ast.Subscript) -> bool:
-    """Whether a tensor is written, and not a number, of which nothing could be stacked."""
+    """Whether the value written is a tensor, which could be stacked, and not a number."""
     given = _given(scope, place)
     return given is not None and scope.is_tensor(given)
 
@@ -117,9 +117,9 @@ def _items(index: ast.expr) -> list[ast.expr]:
 
 
 def _are_rows_of_loop(scope: Scope, places: list[ast.Subscript]) -> bool:
-    """``y[:, i] = ...`` for every i of a range, or ``y[i, j, :n] = ...`` of two, the rest left as it was.
+    """Whether loops write every row: ``y[:, i] = ...`` for each i of a range, or ``y[i, j, :n] = ...`` for two ranges.
 
-    Along other axes a part may be padded, and written in both branches of a test: ``y[:, :c, d, :, d:] = ...``.
+    Along other axes a write may cover only a part, and differ in the branches of a test: ``y[:, :c, d, :, d:] = ...``.
     """
     around = scope.function.loops(places[0])
     names = {name for item in _items(places[0].slice) for name in _counting(scope, item, around)}
@@ -128,7 +128,7 @@ def _are_rows_of_loop(scope: Scope, places: list[ast.Subscript]) -> bool:
         return False
     nodes = [node for statement in loops[-1].body for node in ast.walk(statement)]
     if any(isinstance(node, (ast.Continue, ast.Break)) for node in nodes):
-        return False  # some rows only
+        return False  # only some rows are written
     counters = {name for loop in loops for name in _counter(loop)}
     inside = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     rows = set()
@@ -149,7 +149,7 @@ def _are_rows_of_loop(scope: Scope, places: list[ast.Subscript]) -> bool:
 
 
 def _counter(loop: ast.For) -> set[str]:
-    """The name that counts the rounds of ``for i in range(n)``, ``for i, row in enumerate(rows)``; else none."""
+    """The counter of ``for i in range(n)`` or ``for i, row in enumerate(rows)``; empty for other loops."""
     call, target = loop.iter, loop.target
     name = getattr(call.func, "id", "") if isinstance(call, ast.Call) else ""
     if name == "enumerate" and isinstance(target, ast.Tuple):
@@ -158,7 +158,7 @@ def _counter(loop: ast.For) -> set[str]:
 
 
 def _counting(scope: Scope, item: ast.expr, loops: list[ast.For]) -> list[str]:
-    """Counters of which an index goes through all: ``i``, ``i * n + j`` of n rounds, or what counts them all."""
+    """The counters whose rounds an index enumerates: ``i``, ``i * n + j`` with n rounds of j, or a running counter."""
     if isinstance(item, ast.Name):
         counters = [name for loop in loops for name in _counter(loop)]
         return [item.id] if item.id in counters else counters if _runs(scope, item, loops) else []
@@ -174,7 +174,7 @@ def _counting(scope: Scope, item: ast.expr, loops: list[ast.For]) -> list[str]:
 
 
 def _runs(scope: Scope, item: ast.Name, loops: list[ast.For]) -> bool:
-    """Whether it begins at 0 before the loops, and each round of the innermost ends by adding 1 to it."""
+    """Whether a name begins at 0 before the loops and each round of the innermost loop adds 1 to it."""
     steps = [b.statement for b in scope.bindings.get(item.id, [])]
     if len(steps) != 2 or not loops or not all(_counter(loop) for loop in loops):
         return False
@@ -185,7 +185,7 @@ def _runs(scope: Scope, item: ast.Name, loops: list[ast.For]) -> bool:
 
 
 def _is_padded(item: ast.expr, inside: set[str]) -> bool:
-    """``a:b`` of names, numbers and sums of these; rows whose bounds a round computes differ in size."""
+    """Whether it is a slice whose bounds no round computes; otherwise the rows would differ in size."""
     if not isinstance(item, ast.Slice) or item.step is not None:
         return False
     nodes = list(ast.walk(item))
@@ -194,7 +194,7 @@ def _is_padded(item: ast.expr, inside: set[str]) -> bool:
 
 
 def _is_always_written(body: list[ast.stmt], written: set[ast.stmt]) -> bool:
-    """Whether every way through a block has one of the writes, and no way through a test inside leaves it out."""
+    """Whether every path through a block makes one of the writes."""
     found = False
     for statement in body:
         inside = {node for node in ast.walk(statement) if node in written}
@@ -211,7 +211,7 @@ def _is_always_written(body: list[ast.stmt], written: set[ast.stmt]) -> bool:
 
 
 def _is_gathered(scope: Scope, place: ast.Subscript) -> bool:
-    """``y[:, a] = x[:, b] - x[:, c]`` for every a, b, c of a list: rows by index, which two lists of indices tell."""
+    """Whether it is ``y[:, a] = x[:, b] - x[:, c]`` for a, b, c of a list, which indexing by lists replaces."""
     loop, assignment = next(iter(scope.function.loops(place)), None), scope.parent(place)
     if loop is None or assignment not in loop.body or not isinstance(assignment, ast.Assign):
         return False
@@ -232,7 +232,7 @@ def _is_gathered(scope: Scope, place: ast.Subscript) -> bool:
 
 
 def _is_region(scope: Scope, place: ast.Subscript) -> bool:
-    """``y[:, rows, columns] = ...`` in loops over slices that are written out, as masks of shifted windows are made."""
+    """Whether it is ``y[:, rows, columns] = ...`` in loops over literal slices, as for masks of shifted windows."""
     items = [item for item in _items(place.slice) if not _is_all(item)]
     return bool(items) and all(_is_of_slices(scope, item) for item in items)
 
@@ -247,7 +247,7 @@ def _is_of_slices(scope: Scope, item: ast.expr) -> bool:
 
 
 def _are_parts(scope: Scope, places: list[ast.Subscript]) -> bool:
-    """``y[..., 0] = ...; y[..., 1] = ...``, or every phase: ``y[0::2] = ...; y[1::2] = ...``, along two axes, too."""
+    """Whether it is ``y[..., 0] = ...; y[..., 1] = ...``, or all phases ``y[0::2] = ...; y[1::2] = ...``."""
     keys = set()
     for place in places:
         items = _items(place.slice)
@@ -262,13 +262,13 @@ def _are_parts(scope: Scope, places: list[ast.Subscript]) -> bool:
         return False
     phases = {tuple(s for s in key[3] if s is not None) for key in keys if key[3]}
     if not phases:
-        return len({scope.parent(_assignment(scope, place)) for place in places}) == 1  # not one or another branch
+        return len({scope.parent(_assignment(scope, place)) for place in places}) == 1  # not in different branches
     counts = [step for _, step in next(iter(phases))]
     return math.prod(counts) == len(phases) and phases == {*product(*([(i, n) for i in range(n)] for n in counts))}
 
 
 def _numbers(place: ast.Subscript) -> dict[int, int]:
-    """The integers among its indices, by axis; ``2:3`` is one."""
+    """The integers among the indices by axis; ``2:3`` counts as 2."""
     found = {}
     for i, item in enumerate(_items(place.slice)):
         number = integer(item)
@@ -280,9 +280,9 @@ def _numbers(place: ast.Subscript) -> dict[int, int]:
 
 
 def _are_ranges(places: list[ast.Subscript]) -> bool:
-    """``y[:, :k] = ...; y[:, k:] = ...``: ranges of one axis, a single integer among them too.
+    """Whether it is ``y[:, :k] = ...; y[:, k:] = ...``: ranges of one axis, with single integers among them.
 
-    Along another axis a part may be shifted, which is a pad: ``y[:-1, :k] = x[1:, :k]``.
+    Along another axis a write may be shifted, which is a pad: ``y[:-1, :k] = x[1:, :k]``.
     """
     if len({len(_items(place.slice)) for place in places}) != 1:
         return False
@@ -298,7 +298,7 @@ def _are_ranges(places: list[ast.Subscript]) -> bool:
 
 
 def _is_whole_axis(places: list[ast.Subscript]) -> bool:
-    """Whether ranges of one axis are all of it: ``y[:, :k]`` and ``y[:, k:]``."""
+    """Whether ranges of one axis cover it: ``y[:, :k]`` and ``y[:, k:]``."""
     parts = [[item for item in _items(place.slice) if not _is_all(item)] for place in places]
     if not all(len(part) == 1 and isinstance(part[0], ast.Slice) for part in parts):
         return False
@@ -308,7 +308,7 @@ def _is_whole_axis(places: list[ast.Subscript]) -> bool:
 
 
 def _is_shift(item: ast.expr) -> bool:
-    """``1:`` or ``:-1``."""
+    """Whether it is a slice such as ``1:`` or ``:-1``."""
     if not isinstance(item, ast.Slice) or item.step is not None or (item.lower is None) == (item.upper is None):
         return False
     lower, upper = integer(item.lower), integer(item.upper)
@@ -316,7 +316,7 @@ def _is_shift(item: ast.expr) -> bool:
 
 
 def _phase(item: ast.expr) -> tuple[int, int] | None:
-    """(start, step) of ``start::step``."""
+    """(start, step) of a slice ``start::step``; None for anything else."""
     if not isinstance(item, ast.Slice) or item.step is None or item.upper is not None:
         return None
     step, start = integer(item.step), 0 if item.lower is None else integer(item.lower)
@@ -328,9 +328,9 @@ def _is_all(item: ast.expr) -> bool:
 
 
 def _made(scope: Scope, value: ast.expr | None) -> str | None:
-    """Whether a tensor is ``"new"`` and of no values, a ``"copy"``, or the ``"result"`` of what computes one.
+    """Whether a tensor is ``"new"`` without values yet, a ``"copy"``, or the ``"result"`` of a computation.
 
-    None of what may be a view of something else, which a write was meant for.
+    None if it may be a view of another tensor, into which the writes are meant to go.
     """
     value = _unshaped(scope, value)
     if isinstance(value, ast.BinOp):
@@ -339,7 +339,7 @@ def _made(scope: Scope, value: ast.expr | None) -> str | None:
     if call is not None and call.name in (NEW_CREATORS if call.is_method else (CREATORS | LIKE_CREATORS) - {"full"}):
         return "new"
     if isinstance(value, ast.Call) and scope.file.qualified(value.func) in _OF_SIZES:
-        return "new"  # of sizes that are unpacked: ``torch.empty(*x.shape, 2)``
+        return "new"  # with unpacked sizes: ``torch.empty(*x.shape, 2)``
     if call is not None and call.name == "clone":
         return "copy"
     if call is not None and call.name in _COMPUTED and scope.is_tensor(call.node):
@@ -357,7 +357,7 @@ def _made(scope: Scope, value: ast.expr | None) -> str | None:
 
 
 def _unshaped(scope: Scope, value: ast.expr | None) -> ast.expr | None:
-    """What is given another form, through names that are used for nothing else."""
+    """The value before reshapes, casts and moves, looking through names that are used only once."""
     while value is not None:
         call, binding = scope.call(value), scope.definition(value)
         if call is not None and call.is_method and call.name in _SHAPED:

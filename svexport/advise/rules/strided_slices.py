@@ -1,4 +1,4 @@
-"""SVX203: every phase of strided slices, joined: space to depth."""
+"""SVX203: concatenations of all phases of strided slices, which are a space to depth."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _FOCUS = ((0, 0), (1, 0), (0, 1), (1, 1))  # (row, column) of svexport.ops.space
 @dataclass(frozen=True)
 class _Phase:
     base: str
-    axes: tuple[int, ...]  # of the strided slices, from the back after an ellipsis
+    axes: tuple[int, ...]  # the strided axes, counted from the back after an ellipsis
     starts: tuple[int, ...]
-    count: int  # of indices
+    count: int  # the number of indices
 
 
 def find(scope: Scope) -> Iterator[Found]:
@@ -40,7 +40,7 @@ def find(scope: Scope) -> Iterator[Found]:
         ):
             continue
         if any(_definitions(scope, item) != _definitions(scope, slices[0]) for item in slices):
-            continue  # of values that have one name after the other
+            continue  # the slices take different values of one name
         starts = tuple(p.starts for p in phases if p is not None)
         if sorted(starts) != sorted(_FOCUS):
             continue
@@ -60,12 +60,12 @@ def find(scope: Scope) -> Iterator[Found]:
 
 
 def _definitions(scope: Scope, item: ast.expr) -> list[object]:
-    """What reaches the names of what is sliced."""
+    """The bindings that reach the names of the sliced expression."""
     return [scope.flow.definitions.get(n) for n in ast.walk(item.value) if isinstance(n, ast.Name)]  # type: ignore[attr-defined]
 
 
 def _items(node: ast.expr) -> list[ast.expr]:
-    """What a list has, written out, or by a comprehension over numbers that are: each with its numbers put in."""
+    """The items of a literal list, or of a comprehension over literal numbers with the numbers substituted."""
     if isinstance(node, (ast.List, ast.Tuple)):
         return node.elts
     if not isinstance(node, (ast.ListComp, ast.GeneratorExp)):
@@ -80,7 +80,7 @@ def _items(node: ast.expr) -> list[ast.expr]:
 
 
 def _rounds(loop: ast.comprehension) -> list[dict[str, int]] | None:
-    """The numbers that names take one after another; None where that is not written out."""
+    """The numbers that a comprehension's names take in each round; None if they are not written out."""
     if loop.ifs:
         return None
     if isinstance(loop.iter, ast.Call) and isinstance(loop.iter.func, ast.Name) and loop.iter.func.id == "range":
@@ -93,7 +93,7 @@ def _rounds(loop: ast.comprehension) -> list[dict[str, int]] | None:
 
 
 def _named(target: ast.expr, item: ast.expr) -> dict[str, int]:
-    """``i`` of 1, ``i, j`` of ``(1, 0)``; nothing where they do not match."""
+    """The values of names: ``i`` from 1, ``i, j`` from ``(1, 0)``; empty if they do not match."""
     if isinstance(target, ast.Tuple) and isinstance(item, (ast.Tuple, ast.List)) and len(target.elts) == len(item.elts):
         pairs = list(zip(target.elts, item.elts, strict=True))
     else:
@@ -103,7 +103,7 @@ def _named(target: ast.expr, item: ast.expr) -> dict[str, int]:
 
 
 class _Put(ast.NodeTransformer):
-    """Puts numbers in the place of names."""
+    """Replaces names by numbers."""
 
     def __init__(self, numbers: dict[str, int]) -> None:
         self._numbers = numbers
@@ -114,7 +114,7 @@ class _Put(ast.NodeTransformer):
 
 
 def _phase(node: ast.expr) -> _Phase | None:
-    """``x[..., i::2, j::2]``."""
+    """``node`` as a phase, if it has the form ``x[..., i::2, j::2]``."""
     if not isinstance(node, ast.Subscript) or not isinstance(node.slice, ast.Tuple):
         return None
     items = node.slice.elts
@@ -171,14 +171,14 @@ def _edits(
             ),
         ]
     )
-    for binding in scope.bindings.get(base.id, []):  # the slices and the call have to mean the same tensor
+    for binding in scope.bindings.get(base.id, []):  # the name must be the same tensor at the slices and at the call
         if binding.statement is None or begin <= getattr(binding.statement, "lineno", begin) < end.lineno:
             return ()
     return tuple(edits)
 
 
 def _removed(scope: Scope, statement: ast.Assign, end: ast.stmt) -> Edit | None:
-    """The lines of ``statement``, which nothing else stands on, out of the block of ``end``."""
+    """The edit that deletes ``statement``; None if it shares a line or is in another block than ``end``."""
     if scope.parent(statement) is not scope.parent(end) or len(statement.targets) != 1:
         return None
     if not isinstance(statement.targets[0], ast.Name):

@@ -12,7 +12,7 @@ from svexport.advise.torch_names import FUNCTIONS, METHODS
 
 __all__ = ["RULE"]
 
-# What gives each row a size of its own: nothing that all rows could do at once.
+# Functions whose result may have another size for each row, so that all rows cannot be computed at once.
 _RAGGED = {
     "nms", "batched_nms", "nonzero", "argwhere", "unique", "unique_consecutive", "masked_select", "split", "item",
     "tolist", "where", "linear_sum_assignment",
@@ -43,7 +43,7 @@ def _message(over: str) -> str:
 
 
 def _over(scope: Scope, loop: ast.AST, target: ast.expr, over: ast.expr) -> str | None:
-    """The tensor whose rows the loop takes."""
+    """The text of the tensor over whose rows the loop iterates; None if it iterates over something else."""
     if isinstance(over, ast.Call) and isinstance(over.func, ast.Name) and over.args:
         function, first = over.func.id, over.args[0]
         if function == "range" and len(over.args) == 1 and isinstance(target, ast.Name):
@@ -65,7 +65,7 @@ def _over(scope: Scope, loop: ast.AST, target: ast.expr, over: ast.expr) -> str 
 
 
 def _unbound(scope: Scope, over: ast.expr) -> ast.expr:
-    """The tensor whose rows ``x.unbind(0)`` and ``x.split(1)`` are; anything else itself."""
+    """The x of ``x.unbind(0)`` and ``x.split(1)``, whose items are rows of x; anything else itself."""
     call = scope.call(over)
     if call is not None and call.name == "unbind" and integer(call.get(0, "dim") or ast.Constant(0)) == 0:
         return call.input
@@ -75,7 +75,7 @@ def _unbound(scope: Scope, over: ast.expr) -> ast.expr:
 
 
 def _computes(scope: Scope, loop: ast.AST, target: ast.expr) -> bool:
-    """Whether torch or a layer is given a row: else rows may be numbers, or what is called a tensor is a list."""
+    """Whether torch or a layer takes a row; otherwise rows may be numbers, or the "tensor" a list."""
     rows = {n.id for n in ast.walk(target) if isinstance(n, ast.Name)}
     for node in ast.walk(loop):
         if _takes_positions(scope, node, rows):
@@ -93,7 +93,7 @@ def _computes(scope: Scope, loop: ast.AST, target: ast.expr) -> bool:
 
 
 def _takes_positions(scope: Scope, node: ast.AST, rows: set[str]) -> bool:
-    """``row[i]`` where ``i`` is what ``topk`` or its like found in that row."""
+    """Whether it is ``row[i]`` where ``topk`` or the like found ``i`` in that row."""
     if not isinstance(node, ast.Subscript) or not isinstance(node.value, ast.Name) or node.value.id not in rows:
         return False
     binding = scope.definition(node.slice)
@@ -104,7 +104,7 @@ def _takes_positions(scope: Scope, node: ast.AST, rows: set[str]) -> bool:
 
 
 def _indexed(scope: Scope, loop: ast.AST, size: ast.expr, index: str) -> str | None:
-    """The tensor whose rows are taken by number, of as many as some tensor has."""
+    """The tensor that a loop over a first size indexes by the loop's counter."""
     if not is_first_size(scope, size):
         return None
     for node in ast.walk(loop):
@@ -117,7 +117,7 @@ def _indexed(scope: Scope, loop: ast.AST, size: ast.expr, index: str) -> str | N
 
 
 def _is_carried(scope: Scope, loop: ast.For) -> bool:
-    """Whether a round reads what an earlier one computed: no loop to do without."""
+    """Whether a round reads what an earlier one computed, or the loop may end early: it cannot be removed."""
     written: set[str] = set()
     for statement in loop.body:
         for node in ast.walk(statement):
@@ -133,7 +133,7 @@ def _is_carried(scope: Scope, loop: ast.For) -> bool:
 
 
 def _is_ragged(scope: Scope, loop: ast.For | ast.ListComp | ast.GeneratorExp) -> bool:
-    """Whether rows differ in size, or something besides tensors is taken apart with them."""
+    """Whether rows may differ in size, or the loop also indexes something that is no tensor."""
     target = loop.target if isinstance(loop, ast.For) else loop.generators[0].target
     index = {n.id for n in ast.walk(target) if isinstance(n, ast.Name)}
     for node in (n for part in (loop.body if isinstance(loop, ast.For) else [loop.elt]) for n in ast.walk(part)):
@@ -142,7 +142,7 @@ def _is_ragged(scope: Scope, loop: ast.For | ast.ListComp | ast.GeneratorExp) ->
             if name in _RAGGED and not (name == "where" and len(node.args) > 1):
                 return True
             if isinstance(node.func, ast.Name) and name in ("int", "float") and any(map(scope.is_tensor, node.args)):
-                return True  # as by ``.item()``
+                return True  # takes a value out, as ``.item()`` does
             if any(_is_size(k, index) for k in node.keywords):
                 return True
         elif isinstance(node, ast.Subscript) and not scope.is_tensor(node.value):
@@ -154,13 +154,13 @@ def _is_ragged(scope: Scope, loop: ast.For | ast.ListComp | ast.GeneratorExp) ->
 
 
 def _is_size(keyword: ast.keyword, rows: set[str]) -> bool:
-    """``size=(h, w)`` of numbers that differ by row."""
+    """Whether it is ``size=(h, w)`` or the like with numbers that differ by row."""
     names = {n.id for n in ast.walk(keyword.value) if isinstance(n, ast.Name)}
     return keyword.arg in ("size", "output_size", "scale_factor", "num_classes") and bool(names & rows)
 
 
 def _is_row(scope: Scope, node: ast.Subscript) -> bool:
-    """Whether a function of this file that takes a tensor there is given it."""
+    """Whether ``node`` is an argument of a function of this file whose parameter there is a tensor."""
     call = scope.parent(node)
     target = scope.target(call) if isinstance(call, ast.Call) and node in call.args else None
     callee = scope.peers.get(target) if target is not None else None
@@ -173,7 +173,7 @@ def _is_row(scope: Scope, node: ast.Subscript) -> bool:
 
 
 def _picks(scope: Scope, node: ast.AST) -> bool:
-    """Whether it is a mask, or indices that depend on values."""
+    """Whether ``node`` is a mask, or indices that depend on values."""
     if isinstance(node, ast.Name):
         return isinstance(scope.value_of(node), ast.Compare) or any(
             word in node.id for word in ("mask", "keep", "valid")
@@ -182,7 +182,7 @@ def _picks(scope: Scope, node: ast.AST) -> bool:
 
 
 def _is_position(scope: Scope, node: ast.expr) -> bool:
-    """Whether it is one position of those that ``argmax``, ``topk`` or ``sort`` found: each row picks as many."""
+    """Whether ``node`` is a position found by ``argmax``, ``topk`` or ``sort``, of which every row has as many."""
     while True:
         call, value = scope.call(node), scope.value_of(node)
         if value is not node:

@@ -1,4 +1,4 @@
-"""Functions of ATen as both tracers write them, against torch."""
+"""Compares ATen functions, as both tracers write them, with torch."""
 
 from __future__ import annotations
 

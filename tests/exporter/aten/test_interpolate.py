@@ -1,4 +1,4 @@
-"""``F.interpolate`` by factors and to sizes: as many pixels as torch makes, and the same ones, for every size."""
+"""``F.interpolate`` by factors and to sizes: for every size, as many pixels as in torch, with the same values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""native_layer_norm: its statistics, their types, no parameters."""
+"""native_layer_norm: its statistics and their types, and layers without parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Circular padding: in slices, for no version of TensorRT reads ``mode="wrap"``."""
+"""Circular padding, written as slices because no version of TensorRT reads ``mode="wrap"``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Places that a mask hides, beyond both ends and negative; indices of 32 bits; so many places of what is not 0."""
+"""Indices that are masked out, out of range at both ends, negative or int32; a given number of nonzero positions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pools to a given number of windows: alike, of different sizes, more than pixels."""
+"""Adaptive pools: windows of one size, of different sizes, and more windows than pixels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Powers of integers: exact, modulo the size of their type beyond it, and by negative exponents what torch makes."""
+"""Integer powers are exact, wrap around beyond the range of their type, and match torch for negative exponents."""
 
 from __future__ import annotations
 

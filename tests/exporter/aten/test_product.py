@@ -1,4 +1,4 @@
-"""Matrices added to NaN that counts for nothing; cumprod: signs, zeros, integers that overflow, dynamic sizes."""
+"""Matrix products added to a NaN that must not count; cumprod: signs, zeros, integer overflow, dynamic sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Special functions, and those of places, against torch."""
+"""Compares special functions, and functions of positions, with torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Covariance and correlation: weights, one variable, none, more corrections than observations, dynamic sizes."""
+"""Covariance and correlation: weights, one or no variable, a correction above the observations, dynamic sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of patterns compare: outputs and all gradients of a model and of its copy."""
+"""What the tests of patterns compare: the outputs and all gradients of a model and of its rewritten copy."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""softmax(QK^T)V however it is written, and what is nearly that."""
+"""softmax(QK^T)V in all its spellings, and near misses."""
 
 import gc
 import math

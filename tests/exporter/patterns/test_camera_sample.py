@@ -1,4 +1,4 @@
-"""Cameras sampled by code of anybody, found and replaced; and what is nearly that, left as it is or right."""
+"""Camera sampling in other people's code is found and replaced; near misses are left alone, or replaced correctly."""
 
 import copy
 import pickle

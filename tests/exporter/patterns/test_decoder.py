@@ -1,4 +1,4 @@
-"""A whole decoder as one op, and as one node of autograd where gradients are recorded."""
+"""A whole decoder becomes one op, and one autograd node if gradients are recorded."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""Sums of broadcast products however they are written, and what is nearly that."""
+"""Sums of broadcast products in all their spellings, and near misses."""
 
 import onnx
 import pytest

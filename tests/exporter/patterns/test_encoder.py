@@ -1,4 +1,4 @@
-"""A whole encoder of the Deformable DETR kind: one node of autograd, and the layers where that is not all they do."""
+"""A whole Deformable DETR encoder becomes one autograd node; layers that do more than that stay layers."""
 
 import copy
 import pickle

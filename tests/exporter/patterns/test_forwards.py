@@ -1,4 +1,4 @@
-"""Forwards that take any keywords or lists of sizes, decide by sizes, or ask whether they train or are compiled."""
+"""Forwards that take any keywords or lists of sizes, branch on sizes, or ask whether they train or are compiled."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""Norms of sums however they are written, and what is nearly that."""
+"""Layer norms of sums in all their spellings, and near misses."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""Multi-scale deformable attention under other names, and what is nearly that."""
+"""Multi-scale deformable attention under other names, and near misses."""
 
 import copy
 import pickle

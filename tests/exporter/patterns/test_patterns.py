@@ -1,4 +1,4 @@
-"""How modules are looked into: what cannot be read is said, and sampled without ATen's kernels for half."""
+"""How modules are read for patterns: what cannot be read is reported; half images are sampled in float32."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Deformable attention with the linear layers around it, and what is nearly that."""
+"""Deformable attention together with the linear layers around it, and near misses."""
 
 import copy
 import pickle

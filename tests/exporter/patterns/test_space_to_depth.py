@@ -1,4 +1,4 @@
-"""Slices of an image, concatenated, as the op; and those in another order, left."""
+"""Concatenated slices of an image become the op; slices in another order are left alone."""
 
 import pytest
 import torch

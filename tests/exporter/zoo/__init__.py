@@ -1,4 +1,4 @@
-"""Models as training repositories write them, small and in our own words: a file per family, ``ZOO`` has them all."""
+"""Small models of our own, written as training repositories write theirs: one file per family; ``ZOO`` lists all."""
 
 from __future__ import annotations
 

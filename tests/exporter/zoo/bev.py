@@ -1,4 +1,4 @@
-"""Cameras to a bird's-eye view: lifting, sampling, positions by frustum, memories of earlier frames."""
+"""From cameras to a bird's-eye view: lifting, sampling, frustum positions, memories of earlier frames."""
 
 from __future__ import annotations
 

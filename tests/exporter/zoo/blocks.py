@@ -1,4 +1,4 @@
-"""Blocks that every repository has: gates of channels, branches merged, statistics kept, masks of several kinds."""
+"""Blocks that every repository has: channel gates, merged branches, running statistics, masks of several kinds."""
 
 from __future__ import annotations
 

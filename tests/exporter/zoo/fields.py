@@ -1,4 +1,4 @@
-"""Radiance fields, grids found by hashes, codes of places, and what is drawn of them."""
+"""Radiance fields: hash grids, codes of positions, rendering, and sampling by weights."""
 
 from __future__ import annotations
 

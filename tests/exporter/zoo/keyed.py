@@ -1,4 +1,4 @@
-"""What is grouped by keys, on borders of cells, routed by masks, or made by the size of a batch."""
+"""Values grouped by keys, on borders of cells, routed by masks, or made from the size of a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two images beside each other: correlation, cost volumes, warps, and the matching of keypoints."""
+"""Pairs of images: correlation, cost volumes, warps, and matching of keypoints."""
 
 from __future__ import annotations
 

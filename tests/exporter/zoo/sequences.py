@@ -1,4 +1,4 @@
-"""States that are carried along, caches that are written to, experts and codes that are chosen."""
+"""Sequence models: carried states, caches that are written to, chosen experts and codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every model of the zoo: its file equals torch on other values and batches, or is justly refused."""
+"""Every model of the zoo gives a file that equals torch on other values and batches, or is rightly refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes docs/convert.md: how far down every op goes, from a run of ONNX's own tests of nodes.
+"""Writes docs/convert.md: the lowest opset of every op, from a run of ONNX's own node tests.
 
 python -m tests.graph.opsets
 """

@@ -1,6 +1,6 @@
-"""ONNX's own tests of nodes, converted to lower opsets and run there.
+"""Converts ONNX's own node tests to lower opsets and runs them there.
 
-``python -m tests.graph.opsets.backend [--cases REGEX] [--targets 9,11]`` prints what is not right.
+``python -m tests.graph.opsets.backend [--cases REGEX] [--targets 9,11]`` prints the cases that are wrong.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Models of one node, converted and run."""
+"""Makes models of one node, converts and runs them."""
 
 from __future__ import annotations
 

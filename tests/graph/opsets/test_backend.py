@@ -1,4 +1,4 @@
-"""ONNX's own tests of nodes at every lower opset: right in ONNX Runtime, or refused."""
+"""ONNX's own node tests at every lower opset are right in ONNX Runtime, or refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The way down as a whole: graphs in graphs, functions, bodies, names, types, refusals."""
+"""Conversion to lower opsets as a whole: nested graphs, functions, bodies, names, types, refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch's exporter writes at opset 20, at lower ones."""
+"""Files that torch's exporter writes at opset 20, converted to lower opsets."""
 
 from __future__ import annotations
 

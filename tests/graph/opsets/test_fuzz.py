@@ -1,4 +1,4 @@
-"""Files changed at random: a lower opset, or an error of ours."""
+"""Randomly changed files either convert to a lower opset or raise an svexport error."""
 
 from __future__ import annotations
 

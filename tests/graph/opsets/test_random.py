@@ -1,4 +1,4 @@
-"""Random numbers, and their absence, at lower opsets."""
+"""Dropout in and outside of training, and Bernoulli, at lower opsets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RNN, LSTM and GRU with the batch first, at lower opsets."""
+"""RNN, LSTM and GRU in batch-first layout at lower opsets."""
 
 from __future__ import annotations
 

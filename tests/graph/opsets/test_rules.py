@@ -1,4 +1,4 @@
-"""Every version of every op has a rule or a reason, and what rules say of versions is so."""
+"""Every version of every op has a rule or a reason for refusal, and what the rules say of versions is true."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slices, splits, pads and shapes drawn at random, at lower opsets."""
+"""Randomly drawn slices, splits, pads and shapes at lower opsets."""
 
 from __future__ import annotations
 

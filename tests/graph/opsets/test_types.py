@@ -1,4 +1,4 @@
-"""Every data type that ONNX Runtime runs an op of at opset 20 or 23, at lower ones."""
+"""Every data type for which ONNX Runtime runs an op at opset 20 or 23, at lower opsets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The backend tests of ONNX, as the onnx wheel ships them: a model, its inputs and what they should give."""
+"""The backend tests of ONNX as the onnx wheel ships them: models, their inputs and expected outputs."""
 
 from __future__ import annotations
 

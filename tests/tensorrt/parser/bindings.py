@@ -1,7 +1,7 @@
-"""Run in a process of its own: the parser behind TensorRT's Python bindings, with the plugins in Python, as JSON.
+"""Runs the parser behind TensorRT's Python bindings with Python plugins, in a process of its own; prints JSON.
 
-``python -m tests.tensorrt.parser.bindings FOLDER LIBRARY FILE…``: the folder that holds ``tensorrt_bindings``, and the
-host as the library that stands in for libnvinfer.
+``python -m tests.tensorrt.parser.bindings FOLDER LIBRARY FILE…``: FOLDER holds ``tensorrt_bindings``, LIBRARY is the
+host, which stands in for libnvinfer.
 """
 
 from __future__ import annotations

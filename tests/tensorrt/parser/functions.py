@@ -1,4 +1,4 @@
-"""Functions of torch, each with arguments: what people's models are made of."""
+"""Functions of torch that people's models consist of, each with arguments."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Writes a C++ header that implements every pure virtual class of TensorRT's NvInferImpl.h (``apiv::V…``).
 
-``python generate.py INCLUDE_DIR > generated.h``. A pair ``setX``, ``getX`` becomes a member, everything else an empty
-answer that is noted as missing; ``host.cpp`` overrides what it knows better. ``GVThing`` implements ``apiv::VThing``
-and can write its members as JSON; for each public layer ``IThingLayer`` there is an ``HThingLayer``, which owns its
-core and its values. The header is made where the host is compiled, from the headers at hand, and not kept.
+``python generate.py INCLUDE_DIR > generated.h``. A pair ``setX``, ``getX`` becomes a member; every other method gives
+an empty answer and notes itself as missing; ``host.cpp`` overrides some. ``GVThing`` implements ``apiv::VThing`` and
+can write its members as JSON. For each public layer ``IThingLayer`` there is an ``HThingLayer``, which owns its core
+and its values. The header is generated from the headers at hand when the host is compiled, and not kept.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs a network that the parser recorded with torch, layer by layer as TensorRT documents them."""
+"""Runs with torch a network that the parser recorded, layer by layer as TensorRT documents them."""
 
 from __future__ import annotations
 

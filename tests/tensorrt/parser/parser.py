@@ -1,4 +1,4 @@
-"""NVIDIA's ONNX parser, compiled together with a host of ours (host.cpp) in the place of libnvinfer."""
+"""Runs NVIDIA's ONNX parser, compiled together with a host of ours (host.cpp) that replaces libnvinfer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parser, and what ``svexport check`` says, on all backend tests of ONNX."""
+"""Compares the parser with what ``svexport check`` says on all backend tests of ONNX."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files in ``trt.OnnxParser``, with plugins in Python: TensorRT's bindings and parser, and a host as its library."""
+"""Files in ``trt.OnnxParser`` with Python plugins: TensorRT's bindings and parser, with a host as its library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What svexport writes for a TensorRT, in the parser of that TensorRT: examples, ops and functions of torch."""
+"""Files that svexport writes for a TensorRT, in that TensorRT's parser: examples, ops and functions of torch."""
 
 from __future__ import annotations
 

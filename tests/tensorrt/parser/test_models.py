@@ -1,4 +1,4 @@
-"""The zoo and other people's architectures in NVIDIA's parser: what ``svexport check`` says, and what comes out."""
+"""The zoo and other people's architectures in NVIDIA's parser: what ``svexport check`` says, and the results."""
 
 from __future__ import annotations
 

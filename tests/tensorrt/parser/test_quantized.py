@@ -1,4 +1,4 @@
-"""Files with quantizers in NVIDIA's parser: int8, fp8 and half models, layers and maps, each beside ONNX Runtime."""
+"""Files with quantizers in NVIDIA's parser, compared with ONNX Runtime: int8, fp8 and half models, layers, maps."""
 
 from __future__ import annotations
 

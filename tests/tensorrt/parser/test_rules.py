@@ -1,4 +1,4 @@
-"""Restrictions that ``svexport check`` knows, confirmed by the parser: what breaks one is refused or something else."""
+"""The parser confirms the restrictions that ``svexport check`` knows: breaking one is refused, or misread."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A TensorRT that runs on the CPU: the Python API that svexport builds and runs engines with, its networks computed by
-ONNX Runtime.
+"""A TensorRT that runs on the CPU: the Python API with which svexport builds and runs engines; ONNX Runtime computes
+its networks.
 
-Every class has exactly the members, and every method takes exactly the arguments, that the bindings of the version have
-(``api.json``, read from those of 8.6.1, 10.1.0, 10.16.1 and 11.4.0); all else is an error. ``faults`` make it fail.
+Classes have exactly the members, and methods take exactly the arguments, of the version's bindings (``api.json``, read
+from those of 8.6.1, 10.1.0, 10.16.1 and 11.4.0); anything else is an error. ``faults`` make it fail on purpose.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Builder, network and parser."""
+"""The builder, network and parser of the reference."""
 
 from __future__ import annotations
 

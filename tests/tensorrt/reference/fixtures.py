@@ -1,4 +1,4 @@
-"""Fixtures of all tests that build and run engines by the reference: a conftest.py takes them from here."""
+"""Fixtures of all tests that build and run engines with the reference; each conftest.py imports them from here."""
 
 from __future__ import annotations
 

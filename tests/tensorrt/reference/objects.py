@@ -1,4 +1,4 @@
-"""Classes that have what the bindings of a version have, and nothing else."""
+"""Classes that have exactly the members that the bindings of a version have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines and execution contexts."""
+"""The engines and execution contexts of the reference."""
 
 from __future__ import annotations
 
