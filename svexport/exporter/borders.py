@@ -177,7 +177,7 @@ class Borders:
             if size > ROUNDED_UP_TO or self._resized.too_large({root: size}, self._most):
                 continue
             values = ChainMap({place: _on_a_line(sizes, size) for place, sizes in known.items()}, run.values)
-            with suppress(Exception):  # divided by zero, say
+            with suppress(Exception):  # for example a division by zero
                 number = rounding.before(values) - 0.5 * rounding.half  # type: ignore[arg-type]
                 if abs(number - round(number)) <= NEXT * max(abs(number), 1.0):
                     found[size] = number - round(number), int(rounding.after(values))  # type: ignore[arg-type]
@@ -307,13 +307,13 @@ class Borders:
             expected = {place: _on_a_line(sizes, size) for place, sizes in known.items()}
             try:
                 return turn.test(ChainMap(expected, run.values)) != turn.truth  # type: ignore[arg-type]
-            except Exception:  # noqa: BLE001 - divided by zero, say
+            except Exception:  # noqa: BLE001 - for example a division by zero
                 return False
 
         return turns
 
     def _known(self, place: Hashable, run: Sizes, root: str) -> dict[int, int]:
-        """A size by that of ``root``; in runs that differ by nothing else, if there are any."""
+        """Values of a size by the size of ``root``: from runs that differ in ``root`` alone, if there are enough."""
         if place in run.roots:
             n = run.roots[place]  # type: ignore[index]
             return {0: 0, 1: 1} if place == root else {n: n}

@@ -53,7 +53,7 @@ def of_kind(kind: str, tensor: Tensor) -> Tensor:
 
 
 def far(name: str, tensors: Sequence[Tensor], ranges: Mapping[int, int]) -> Iterator[list[Tensor]]:
-    """Inputs far from the given ones; with the given integers, and masks, where a model does not take others."""
+    """Yields inputs far from the given ones; then with the given integers, and masks, if a model refuses others."""
     change = _scaled if name == "scaled" else _zeros
     changed = [change(t, ranges.get(index)) for index, t in enumerate(tensors)]
     yield changed

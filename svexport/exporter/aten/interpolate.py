@@ -213,7 +213,7 @@ def _known_places(axis: _Axis, axes: Sequence[_Axis], like: Tensor, mode: str) -
 
 
 def _places(axis: _Axis, axes: Sequence[_Axis], like: Tensor, mode: str) -> Tensor:
-    """Of the pixels to gather along an axis, ``(new,)``. Source: ``nearest_neighbor_compute_source_index`` of ATen."""
+    """Indices ``(new,)`` of pixels to gather on an axis. Source: ``nearest_neighbor_compute_source_index`` of ATen."""
     if axis.is_static and isinstance(_is_whole(axes, like), bool):
         return torch.tensor(_known_places(axis, axes, like, mode).astype(np.int64).tolist(), device=like.device)
     before, after = (torch.full((), n, dtype=torch.float32, device=like.device) for n in (axis.old, axis.new))

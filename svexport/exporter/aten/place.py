@@ -80,7 +80,7 @@ def _nonzero_static(input: Tensor, *, size: int, fill_value: int = -1) -> Tensor
     if not input.dim():
         return input.new_zeros((size, 0), dtype=torch.int64)
     found = input if input.dtype == torch.bool else input != 0
-    found = torch.nn.functional.pad(found.flatten().to(torch.int64), (0, size)) != 0  # so many at least
+    found = torch.nn.functional.pad(found.flatten().to(torch.int64), (0, size)) != 0  # topk needs ``size`` elements
     none = torch.iinfo(torch.int64).max
     order = torch.arange(found.size(0), device=input.device)
     chosen = torch.topk(torch.where(found, order, none), size, largest=False, sorted=True).values
@@ -99,7 +99,7 @@ def unravel_index(indices: Tensor, shape: Any) -> tuple[Tensor, ...]:
 
 
 def fill_diagonal(x: Tensor, value: float, wrap: bool = False) -> Tensor:
-    """A number where all indices are equal; of a tall matrix and ``wrap``, below again, a row left out each time."""
+    """Writes ``value`` where all indices are equal. With ``wrap``, a tall matrix's diagonal restarts after a row."""
     places = [
         torch.arange(size, device=x.device).reshape([-1 if i == axis else 1 for i in range(x.dim())])
         for axis, size in enumerate(x.shape)

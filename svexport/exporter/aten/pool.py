@@ -111,7 +111,7 @@ def _inside(size: Any, windows: Any, like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def means(size: Any, windows: Any, like: Tensor) -> Tensor:
-    """(size, windows), of the type of ``like``: each column averages the pixels of one window. Sizes may be dynamic."""
+    """``(size, windows)``, dtype of ``like``: a column averages the pixels of one window. Sizes may be dynamic."""
     inside, count = _inside(size, windows, like)
     precise = torch.promote_types(like.dtype, torch.float32)  # half types cannot represent 257 pixels
     shares = inside.to(precise) / count.to(precise)
