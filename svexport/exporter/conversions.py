@@ -44,7 +44,7 @@ class Writer(Protocol):
         return x if kind in (None, self.dtype(x)) else self("Cast", x, to=TYPES[kind])
 
     def reduced(self, op_type: str, x: Any, axes: Sequence[int] | None, keepdims: bool) -> Any:
-        """A reduction, whose axes are an input from some opset on; over all for None. Of one number, that number."""
+        """A reduction over ``axes``, or over all if None; later opsets take them as an input. A scalar stays as is."""
         if self.rank(x) == 0:
             return self("Identity", x)
         if axes is None or (self.opset < 18 and op_type != "ReduceSum"):
@@ -247,14 +247,14 @@ def _remainder(write: Writer, x: Any, y: Any) -> Any:
 
 
 def _exact_rest(write: Writer, x: Any, y: Any, zero: Any) -> tuple[Any, Any]:
-    """A remainder of the sign of ``x``, and whether ``y`` has the other."""
+    """The remainder with the sign of ``x``, and whether ``y`` has the other sign."""
     rest = write("Mod", x, y, fmod=1)
     signs = (("Less", "Greater"), ("Greater", "Less"))
     return rest, write("Or", *(write("And", write(a, rest, zero), write(b, y, zero)) for a, b in signs))
 
 
 def _negated(write: Writer, x: Any) -> Any:
-    """ONNX negates no unsigned integers."""
+    """``neg``; ONNX's Neg takes no unsigned integers."""
     if write.dtype(x) != torch.uint8:
         return write("Neg", x)
     all_of_them = write.typed(256, torch.int32)
@@ -293,11 +293,11 @@ def _topk(write: Writer, x: Any, k: Any, dim: int = -1, largest: bool = True, so
 
 
 def _extremes(name: str) -> dict[str, Callable[..., Any]]:
-    """The largest or smallest (Max, Min), and where it is."""
+    """The largest or smallest value (Max, Min), and its index."""
     small = name.lower()
 
     def along_all(write: Writer, x: Any, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
-        """NaN where one is: what the reductions do with it is open.
+        """NaN if there is one: ONNX does not specify what reductions do with it.
 
         Of masks, by numbers: ONNX reduces none before opset 20, and TensorRT at none.
         """
@@ -318,7 +318,7 @@ def _extremes(name: str) -> dict[str, Callable[..., Any]]:
         return (values, places) if keepdim else (write.squeezed(values, dim), write.squeezed(places, dim))
 
     def place(write: Writer, x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
-        """The first NaN, which comes before all numbers."""
+        """The index of the first NaN, if there is one."""
         if write.rank(x) == 0:
             return write.constant(torch.tensor(0))
         if dim is not None:
@@ -360,10 +360,10 @@ CONVERSIONS: dict[str, Callable[..., Any]] = {
     **{f"aten::any{form}": _truth(False) for form in ("", ".dim", ".dims")},
     "aten::logsumexp": _log_sum_exp,
     "aten::sort": _sort,
-    "aten::sort.stable": lambda write, x, *, stable=None, **given: _sort(write, x, **given),  # as TopK is anyway
+    "aten::sort.stable": lambda write, x, *, stable=None, **given: _sort(write, x, **given),  # TopK is stable anyway
     "aten::topk": _topk,
 }
-"""By the overload of ATen."""
+"""By ATen overload."""
 
 ELEMENTWISE = frozenset(_OF_ELEMENTS) | {"aten::maximum", "aten::minimum"}
-"""Those that compute in the type of their result."""
+"""Functions that compute in the dtype of their result."""

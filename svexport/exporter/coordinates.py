@@ -392,7 +392,7 @@ class _AsSampled(Calls):
 def half_model(
     model: nn.Module, arguments: tuple[Any, dict[str, Any]], dtype: torch.dtype
 ) -> tuple[nn.Module, Plan | None]:
-    """A copy in a half type whose norms and coordinates are float32, and which calls that takes; None where none are.
+    """A copy in a half dtype whose norms and coordinates are float32, and the plan of the kept calls, if any.
 
     If it has neither, or forward cannot be followed (scripted modules), everything is in the half dtype.
     """

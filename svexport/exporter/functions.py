@@ -116,7 +116,7 @@ def parameters(code: CodeType) -> tuple[str, ...]:
 
 
 def whole(code: CodeType) -> tuple[Callable[..., Any], str] | None:
-    """What takes the place of a function of this code as a whole, and the op's name."""
+    """The function that replaces a whole function with this code, and the op's name; None if there is none."""
     for ours, op in WHOLES.get(code.co_name, ()):
         if parameters(ours.__code__) == parameters(code):  # type: ignore[attr-defined]
             return ours, op

@@ -84,7 +84,7 @@ class Plan:
         return (key, name) in self.calls
 
     def whole(self, function: FunctionType) -> tuple[Callable[..., Any], str] | None:
-        """The op that replaces a whole function, and the function's name or source; None if it stays as it is."""
+        """The function that replaces a whole function, and the op's name; None if it stays as it is."""
         found = whole(function.__code__)
         if found is None or function.__code__.co_name in self.skipped:
             return None
