@@ -169,7 +169,7 @@ def _repeat_interleave(g: Any, own: _Own, self: _Value, repeats: _Value, dim: _V
 
 
 def _permute(g: Any, own: _Own, self: _Value, dims: _Value) -> Any:
-    """The exporter's own writes negative dimensions, which ONNX does not have."""
+    """``permute`` with dimensions counted from the front: the exporter's own writes negative ones, invalid in ONNX."""
     axes = constant_of(dims)
     order = [axis % len(axes) for axis in axes]
     return self if order == sorted(order) else g.op("Transpose", self, perm_i=order)

@@ -173,9 +173,9 @@ def plan_for(
 ) -> tuple[nn.Module, Plan]:
     """A half copy of a model, except the parameters of what stays float32; and the plan that says what stays.
 
-    With ``keep="auto"``, by rule: what a half model keeps in any case, other norms, and matrices that are inverted and
-    the like. Then each call that overflows on the arguments, or loses more than :data:`LIMIT`. Then, as long as more
-    than that is lost of the results, the calls that lose most of them when each alone is in half.
+    ``keep="auto"`` first keeps by rule: what every half model keeps, other norms, and matrix functions like inverses.
+    Then it keeps each call that overflows on the arguments, or loses more than :data:`LIMIT`. Then, while the results
+    lose more than that, it keeps the calls that cost the results most when each alone is in half.
 
     Raises:
         ExportError: if a name in ``keep`` matches nothing, or the model has scripted modules.

@@ -43,21 +43,20 @@ def replace(
     """Copies a model, with svexport ops in place of modules and functions that have a counterpart in ``svexport.ops``.
 
     The copy has the model's state_dict keys, trains like it and exports to the same nodes. Modules are recognized by
-    class name, attributes and the signature of ``forward``. Functions are torch's (:data:`FUNCTIONS`), and whole ones
-    of other packages by name and parameters (:data:`WHOLES`): those that the model's forward reaches are copied, also
-    in other packages, with the names they look up bound to the ops: a call costs no more than that of the op. The
-    model, scripted code and the packages stay as they are, but for private names beside their own.
+    class name, attributes and the signature of ``forward``. Functions are torch's (:data:`FUNCTIONS`), and whole
+    functions of other packages by name and parameters (:data:`WHOLES`). Functions that the model's forward reaches, in
+    any package, are copied with their names bound to the ops, so a call costs no more than the op's. The model and the
+    packages, and scripted code, are not changed, except for private names added to modules' globals.
 
-    Given arguments, parts of a module's forward are ops too, whatever they are called
+    With arguments, parts of a module's forward become ops too, whatever their names
     (:data:`svexport.exporter.patterns.FINDERS`). They are found in the graph of the functions that it calls, and the
-    module gets a forward of that graph. It runs for arguments like those that it was recorded for (tensors of as many
-    dimensions, lists as long, the same constants), whatever their sizes, where comparisons of these sizes that the
-    forward makes come to the same; for others, and once an attribute that it
-    read is set, or is a list, dict or set that has changed, the forward is the author's. Other objects that
-    attributes refer to count as they were. A whole decoder of the DETR3D kind is one op, and where gradients are
-    recorded one node of autograd, in float32 and float64 and not under autocast; unless modules in it were exchanged
-    or have hooks. So is an encoder of the Deformable DETR kind, unless dropout is active; in inference too it runs
-    for these types and no tracer.
+    module gets a forward that runs that graph. It runs for arguments like the recorded ones (tensors of the same ranks,
+    lists of the same lengths, the same constants) of any sizes for which the forward's comparisons of sizes have the
+    same outcome. Otherwise the author's forward runs; also once an attribute that it read has been set, or is a list,
+    dict or set that has changed. Changes in other objects that attributes refer to are not noticed. A whole decoder of
+    the DETR3D kind is one op, and one autograd node where gradients are recorded, in float32 and float64 and not under
+    autocast. This does not apply once modules in it were exchanged or have hooks. The same holds for an encoder of the
+    Deformable DETR kind, unless dropout is active; in inference too, it runs only in these dtypes and not in a tracer.
 
     With arguments, every replacement is proven: original and replacement both run on the activations of a forward pass
     in eval mode. Whole functions and parts of forwards are compared with their gradients, parts also on other inputs.

@@ -171,7 +171,7 @@ def _found(module: str, path: str) -> Any:
 
 
 def _forward(traced: Traced, whole: bool) -> str:
-    """A forward of the author's parameters, which calls the graph where it was recorded for such arguments."""
+    """A forward with the author's parameters, as text, which calls the graph for arguments like the recorded ones."""
     signature = inspect.signature(type(traced.module).forward)
     parameters, starred = [], False
     for name, parameter in signature.parameters.items():
@@ -257,7 +257,7 @@ class _Rewritten:
     _svexport_stale = False
 
     def __init_subclass__(cls, **_: Any) -> None:
-        """Keeps the class from those who collect the subclasses of its base."""
+        """Skips the base's hook, which may collect its subclasses."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         rewrites = [vars(kind).get("_svexport_rewrite") for kind in type(self).__mro__]
@@ -266,7 +266,7 @@ class _Rewritten:
         super().__setattr__(name, value)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """By the author's class: this one is no attribute of a module, where pickle could find it."""
+        """Pickles by the author's class: pickle cannot find this one, which is no attribute of a module."""
         reduced = super().__reduce_ex__(protocol)
         if not isinstance(reduced, tuple):
             return reduced
@@ -287,7 +287,7 @@ def _remade(rewrites: Iterable[Rewrite], function: Callable[..., Any], args: tup
 
 
 def apply(module: nn.Module, rewrite: Rewrite) -> None:
-    """Gives a module that forward."""
+    """Gives a module the rewritten forward."""
     kind: Any = type(module)
     module.__class__ = _class(kind, rewrite)
 
@@ -295,7 +295,7 @@ def apply(module: nn.Module, rewrite: Rewrite) -> None:
 @functools.lru_cache(maxsize=1024)
 def _class(base: type, rewrite: Rewrite) -> type:
     forward, author = _compiled(rewrite), base.forward  # type: ignore[attr-defined]
-    # torch.jit.script compiles the author's text, with the names that it has.
+    # torch.jit.script compiles the author's source text, which needs its own globals.
     forward.__wrapped__ = author  # type: ignore[attr-defined]
     for name in author.__code__.co_names:
         if name in author.__globals__ and name != "__name__":  # see _compiled
@@ -328,7 +328,7 @@ def _class(base: type, rewrite: Rewrite) -> type:
 
 
 def _compiled(rewrite: Rewrite) -> FunctionType:
-    # No __name__: torch.compile would look for the others in the module of that name.
+    # Without __name__, because torch.compile would look up the other names in that module.
     names: dict[str, Any] = {name: _found(module, path) for name, module, path in rewrite.names}
     file = f"{FILES}{hashlib.sha256(rewrite.text.encode()).hexdigest()[:16]}>"
     lines = rewrite.text.splitlines(keepends=True)
@@ -340,7 +340,7 @@ def _compiled(rewrite: Rewrite) -> FunctionType:
 def replace_nodes(
     graph: fx.Graph, old: Sequence[fx.Node], new: Sequence[fx.Node], modules: Set[str] = frozenset()
 ) -> None:
-    """Has all users of nodes use others, and erases these with what only they used; of submodules ``modules`` alone."""
+    """Replaces nodes by others, and erases them and what only they used; of calls of submodules, only ``modules``."""
     for before, after in zip(old, new, strict=True):
         before.replace_all_uses_with(after)
     pending = list(old)

@@ -480,7 +480,7 @@ def trace(
 
 
 def _join(of_training: fx.Graph, graph: fx.Graph, tracer: _Tracer) -> None:
-    """Has both graphs read ``self.training`` where all they differ in is a constant: True of one, False of the other.
+    """Makes the graphs read ``self.training`` where they differ in one constant: True in training, False otherwise.
 
     A forward passes such a constant to functions such as ``F.dropout``.
     """
