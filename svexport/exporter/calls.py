@@ -135,7 +135,7 @@ class Wholes:
 
 
 def plan_of(watch: Watch, wholes: Wholes, skipped: frozenset[str]) -> Plan:
-    """What may be bound: all that was proven, where it was."""
+    """The plan of what may be bound: everything that was proven, in the places where it was."""
     entire = {key for key, _, _, _ in wholes.calls}
     entire -= {key for (key, *_), proof in wholes.calls.items() if proof.fault}
     outside = {call: proof for call, proof in watch.calls.items() if entire.isdisjoint(call[3])}
@@ -150,7 +150,7 @@ def plan_of(watch: Watch, wholes: Wholes, skipped: frozenset[str]) -> Plan:
 def told(
     watch: Watch, wholes: Wholes, remaining: Remaining, entered: Mapping[Key, int], plan: Plan
 ) -> tuple[list[Replacement], list[LeftAlone]]:
-    """What became of the calls of functions, line by line."""
+    """What was replaced and what was left alone of the function calls, line by line."""
     replaced, left = [], []
     entire = plan.wholes or frozenset()
     for key, line in wholes.unfit:
@@ -201,7 +201,7 @@ def _caller(function: Any) -> FrameType | None:
 
 
 def _chain(frame: FrameType | None) -> list[Key]:
-    """A frame and those that called it, in the model."""
+    """The keys of a frame and of its callers inside the model."""
     chain = []
     while frame is not None and frame.f_code is not forward.__code__:
         chain.append(key_of(frame.f_code, frame.f_globals))
@@ -210,7 +210,7 @@ def _chain(frame: FrameType | None) -> list[Key]:
 
 
 def _line(frame: FrameType) -> str:
-    """Where the user's code called: the innermost of the frames that is not torch's."""
+    """The line of the user's code that made the call: that of the innermost frame that is not torch's."""
     code = frame.f_code
     if line := user_line(frame, forward.__code__):
         return shown_line(*line)
@@ -218,14 +218,14 @@ def _line(frame: FrameType) -> str:
 
 
 def forward(model: nn.Module, arguments: tuple[Any, dict[str, Any]], *contexts: AbstractContextManager[Any]) -> Any:
-    """What a model returns in eval mode, for arguments of its own, under these contexts."""
+    """The results of a model in eval mode under these contexts, for copies of its arguments."""
     for module in model.modules():
         module.training = False
     bound = bind(model, *arguments)
     fresh = rebuild(dict(bound.arguments), lambda t: t.detach().clone())
     call = inspect.BoundArguments(bound.signature, fresh)  # type: ignore[arg-type]
     with torch.no_grad(), torch.random.fork_rng(devices=[]), ExitStack() as stack:
-        stack.enter_context(torch.compiler.set_stance("force_eager"))  # what is compiled calls by no name
+        stack.enter_context(torch.compiler.set_stance("force_eager"))  # compiled code calls nothing by name
         for context in contexts:
             stack.enter_context(context)
         return model(*call.args, **call.kwargs)

@@ -1,4 +1,4 @@
-"""Functions that find as many as values say, ``nonzero`` and masks as indices, and finding another number of them."""
+"""Functions whose result size depends on values (``nonzero``, masks as indices), and forcing another size."""
 
 from __future__ import annotations
 

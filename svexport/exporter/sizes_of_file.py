@@ -131,8 +131,8 @@ _DATA = {"Where": 1, "OneHot": 2}
 
 
 _ENDING = {"Attention", "GRU", "InstanceNormalization", "LSTM", "RNN"}
-"""Of all node tests of ONNX with 0 of a size, those whose kernel in ONNX Runtime 1.31 ends the process, and RNN, and
-what reads the first of no numbers, which are anywhere."""
+"""Ops that may end the process if a size is 0: those of ONNX's node tests whose kernel in ONNX Runtime 1.31 does, RNN,
+and those that read the first of no numbers, which is out of bounds."""
 
 MOST_BYTES = 2**28
 """Largest file, in bytes, that is optimized once more to inspect ONNX Runtime's graph."""

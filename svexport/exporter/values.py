@@ -130,8 +130,8 @@ class Unproven:
         numbers: Sequence[float] = (),
         count: tuple[int | None, int] | None = None,
     ) -> bool:
-        """Whether forward goes a way that has not been compared when a line gets another value out of a tensor, or
-        finds another number of them; not where the model has none for it."""
+        """Whether forward takes a way that has not been compared if a line reads another value from a tensor, or
+        another number of elements is found. An error that refuses the value does not count."""
         usual = self._ways[run]
         arguments = [t.clone() for t in self._inputs_of[run]]
         way = Way(arguments, self._held, forced=forced, count=count, most=2 * usual.length + 100, numbers=numbers)
@@ -141,7 +141,7 @@ class Unproven:
                 with way:
                     results = self._model(*arguments)
         except Exception as error:  # noqa: BLE001 - the user's code may raise anything
-            if forced is None or isinstance(error, ForcedError):  # which nobody has caught
+            if forced is None or isinstance(error, ForcedError):  # the model did not catch it
                 return isinstance(error, TooLong)
             refusal = None if isinstance(error, TooLong) else raising_line(error)
             return refusal is None or (way.leaves(usual) and not near(forced.line, refusal))
