@@ -85,8 +85,8 @@ def _at_most(place: tuple[int, int], limit: int) -> Assumption:
 
 
 def sizes_against(assumed: Sequence[Assumption], resized: Resized, most: int) -> Iterator[dict[str, int]]:
-    """Dynamic sizes of which an assumption does not hold: first such that the others do, the nearest below and above,
-    and some as large as twice the given ones. ``most`` elements may be tried."""
+    """Dynamic sizes that violate an assumption. Sizes for which the other assumptions hold come first: the nearest
+    below and above, and some at least twice the given ones. A run has at most ``most`` elements."""
     listed = {root: [n for n in resized.others(root, given) if n > 1] for root, given in resized.given.items()}
     for place, assumption in list(enumerate(assumed))[:MOST_ASSUMED]:
         others = [other for index, other in enumerate(assumed) if index != place]

@@ -52,7 +52,7 @@ def codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def loads(code: CodeType) -> Iterator[tuple[list[dis.Instruction], int]]:
-    """Runs of instructions that load a variable, or attributes of what was there before, and attributes; their line."""
+    """Runs of instructions that load a variable (or start from an earlier value), then attributes; with their line."""
     run: list[dis.Instruction] = []
     line = first = code.co_firstlineno
     for instruction in dis.get_instructions(code):
@@ -174,7 +174,7 @@ _numbers = itertools.count()
 
 
 def inject(names: dict[str, Any], chain: tuple[str, ...], value: Any) -> str:
-    """Puts ``value`` among the globals of a module, under a name that is new there; what is there already stays one."""
+    """Adds ``value`` to the globals of a module under a new name, once per value; returns the name."""
     known = id(names), chain, id(value)
     if known not in _injected or _injected[known][0] not in names:
         name = next(n for i in _numbers if (n := f"_svexport_{i}_{chain[-1]}") not in names)

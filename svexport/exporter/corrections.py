@@ -114,7 +114,7 @@ def _of_batches(rank: int) -> Callable[..., Any]:
 
 
 def _fake_quantize(g: Any, own: _Own, self: _Value, scale: _Value, zero_point: _Value, *rest: _Value) -> Any:
-    """The exporter's own knows no other ranges than those of types, or adds a Clip of uint8, which TensorRT lacks."""
+    """Fake quantization to any range. The exporter's own needs a full range, or adds a Clip that TensorRT lacks."""
     *axis, low, high = map(constant_of, rest)
     full = full_range(low, high)
     if full is None or full == (low, high):

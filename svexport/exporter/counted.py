@@ -202,7 +202,7 @@ def _counts(
     lists: Sequence[_Growing],
     numbers: Callable[[], Iterable[float]],
 ) -> Iterable[int]:
-    """Those of :data:`COUNTS`, and after which a number or a length is one of the user's, or will be with the next."""
+    """:data:`COUNTS`, and counts after which a number or length equals one in the user's source, or will next."""
     lengths = [(grown.start, grown.step) for grown in lists]
     for name, step in counters.items():
         value = first[name].value

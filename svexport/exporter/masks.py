@@ -1,4 +1,4 @@
-"""Choices between masks, of which ONNX Runtime has no Where: by And, Or and Not; and masks as indices."""
+"""``where`` and ``masked_fill`` of masks, for which ONNX Runtime has no Where, by And, Or, Not; masks as indices."""
 
 from __future__ import annotations
 

@@ -44,10 +44,10 @@ class Precisely:
 class Precise:
     """Compares a file with its model in float64, and its planted faults.
 
-    The model's numbers are rounded to float32 there as a file has them: those in its source, and what is computed of
-    nothing but its parameters. What else a file has otherwise, factors merged into one for instance, stays a few
-    rounding errors of float32; results are held to :data:`MOST` times what torch itself differs by there between
-    float32 and float64, and whole numbers are not compared, which verification does in float32.
+    The model's constants are rounded to float32, as a file has them: numbers in its source, and what is computed from
+    parameters alone. Other differences, such as merged factors, stay within a few float32 rounding errors. Results are
+    held to :data:`MOST` times torch's own difference between float32 and float64. Integers are not compared here:
+    verification does so in float32.
     """
 
     def __init__(self, model: onnx.ModelProto, copies: Copies) -> None:

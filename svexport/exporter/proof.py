@@ -27,7 +27,7 @@ class Proof:
     fault: str = ""
 
     def add(self, expected: Any, ours: Callable[[], Any]) -> Any:
-        """Compares with what ``ours`` computes; returns that, or ``expected`` where it is not to be used."""
+        """Compares ``expected`` with the result of ``ours``; returns the latter, or ``expected`` if it is unusable."""
         try:
             actual = ours()
         except _LOST:

@@ -115,7 +115,7 @@ def _table(console: Any, title: str, columns: Sequence[str], rows: Iterable[Sequ
 
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for column in columns:
-        table.add_column(column, overflow="fold", no_wrap=column == "source")  # an editor opens a place in one piece
+        table.add_column(column, overflow="fold", no_wrap=column == "source")  # editors open unwrapped places
     for row in rows:
         table.add_row(*map(Text, row))
     console.print(table)

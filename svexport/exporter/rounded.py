@@ -91,7 +91,7 @@ def _nearest(scope: Scope, made: dict[str, NodeProto], node: NodeProto) -> str:
 
 
 def nearest_unlike(old: int, new: int) -> bool:
-    """Whether Resize from one size to another may take other nearest pixels than torch, which multiplies instead."""
+    """Whether Resize between two sizes may take other nearest pixels: it divides coordinates, and torch multiplies."""
     if old < 1 or new < 1 or new % old == 0:
         return False
     place = np.arange(new, dtype=np.float32)
@@ -141,7 +141,7 @@ def _is_size(made: dict[str, NodeProto], name: str, depth: int) -> bool:
 
 
 def _is_exact(scope: Scope, steps: list[NodeProto]) -> bool:
-    """One division by a whole number, which is rounded as the exact quotient is; or products with short numbers."""
+    """Whether steps are exact: one division by an integer, which rounds like the exact quotient, or short factors."""
     if len(steps) == 1 and steps[0].op_type == "Div":
         divisor = scope.array(steps[0].input[1])
         return divisor is not None and bool((divisor == np.floor(divisor)).all())

@@ -179,7 +179,7 @@ def _transposes_batches(path: Path) -> bool:
 
 
 def _divides(graph: onnx.GraphProto, whole: set[str], outer: Mapping[str, np.ndarray]) -> bool:
-    """``whole`` are names of whole numbers, to which those of the graph are added; ``outer`` constants around it."""
+    """Whether integers may be divided by 0. Adds the graph's to ``whole`` (names); ``outer`` are outer constants."""
     values = {**outer, **_constants(graph)}
     whole |= {name for name, value in values.items() if value.dtype.kind in "iu"}
     for node in graph.node:

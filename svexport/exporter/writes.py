@@ -183,7 +183,7 @@ class _Functional:
 
 
 def _overload(packet: Any, schema: Any) -> Any:
-    """What computes the same and writes nothing: of ``pow_.Scalar`` it is ``pow.Tensor_Scalar``; None if nothing."""
+    """The functional overload with the same result: ``pow.Tensor_Scalar`` for ``pow_.Scalar``; None if none exists."""
     name, wanted = schema.overload_name or "default", _arguments(schema)
     found = [] if packet is None else [getattr(packet, one) for one in packet.overloads()]
     same = [one for one in found if _arguments(one._schema) == wanted]

@@ -1,4 +1,4 @@
-"""softmax(QK^T)V, as einsum or matrix products."""
+"""Finds softmax(QK^T)V, written with einsum or matrix products."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["SOFTMAX", "find"]
 
 SOFTMAX: set[Any] = {torch.softmax, F.softmax, "softmax"}
 _PRODUCTS = {operator.matmul, torch.matmul, torch.bmm, "matmul", "bmm", "__matmul__"}
-_SCALES: dict[Any, bool] = {  # of a factor, or of a divisor
+_SCALES: dict[Any, bool] = {  # True for a factor, False for a divisor
     **dict.fromkeys((operator.mul, torch.mul, "mul"), True),
     **dict.fromkeys((operator.truediv, torch.div, "div"), False),
 }
@@ -32,8 +32,8 @@ class _Product:
     """A product of two tensors that sums over one dimension.
 
     Attributes:
-        left, right: nodes.
-        labels: of the dimensions of the two and of the result.
+        left, right: nodes of the two tensors.
+        labels: labels of the dimensions of the two and of the result, as in einsum.
     """
 
     left: fx.Node
@@ -69,7 +69,7 @@ def _product(traced: Traced, node: fx.Node) -> _Product | None:
 
 
 def find(traced: Traced) -> Iterator[Pattern]:
-    """Every attention of a graph: softmax between two products."""
+    """Every attention in a graph: a softmax between two products."""
     for node in traced.graph.nodes:
         is_softmax = node.target in SOFTMAX or (
             node.op == "call_module" and isinstance(traced.module.get_submodule(str(node.target)), nn.Softmax)
@@ -150,7 +150,7 @@ def _arranged(first: _Product, second: _Product) -> tuple[tuple[tuple[int, ...],
     (key,) = found if len(found := set(k) - set(lead) - {channels}) == 1 else ("",)
     if not channels or not query or not key or set(scores) != {*lead, query, key} or scores[-1] != key:
         return None
-    # The second product names the dimensions of the scores its own way.
+    # The second product has its own labels for the dimensions of the scores.
     weights, v, output = second.labels
     names = dict(zip(weights, scores, strict=True))
     taken = set(q) | set(k)

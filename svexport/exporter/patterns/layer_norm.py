@@ -1,7 +1,7 @@
-"""The norm of a sum, ``norm(x + sublayer(x))``, which transformers have twice a layer.
+"""The norm of a sum, ``norm(x + sublayer(x))``, of which transformers have two per layer.
 
-The sum and its norm are one kernel on a GPU. Other compilers fuse them themselves, and files keep what they had: where
-something traces, and for whatever the op is not made for, the two are what they were.
+The sum and its norm are one kernel on a GPU. Under a tracer, and for arguments that the op does not support, they stay
+separate: compilers fuse them themselves, and files keep their nodes.
 """
 
 from __future__ import annotations
