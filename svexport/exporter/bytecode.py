@@ -148,7 +148,7 @@ def rewritten(code: CodeType, changes: dict[CodeType, list[tuple[Use, str]]]) ->
             if argument:
                 return None
             continue
-        # Under the object that the method was found on, where the function that gets it as an argument belongs.
+        # The function is loaded and swapped below the method's object, which becomes its first argument.
         high = argument >> 8
         load = bytes([opcode.opmap["LOAD_GLOBAL"], argument & 0xFF])
         load += bytes(_width(load, 0) - 2)

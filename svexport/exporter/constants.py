@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 LINE = "svexport_line"
-"""Attribute of an error: the user's line at which it was raised."""
+"""Attribute of an error that holds the user's line at which it was raised."""
 
 MOST_BYTES = 16 * 2**20
 """Largest constant, in bytes, that is computed from constants."""
@@ -341,7 +341,7 @@ def _is_traced(tensor: Tensor) -> bool:
 
 def _storage(tensor: Tensor) -> int:
     try:
-        with torch._C.DisableTorchFunction():  # no mode need hear of it
+        with torch._C.DisableTorchFunction():  # hidden from other modes
             return tensor.untyped_storage()._cdata
     except Exception:  # noqa: BLE001 - sparse, or a stand-in without one
         return id(tensor)

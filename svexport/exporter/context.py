@@ -182,7 +182,7 @@ def _composites_collected_once() -> Iterator[None]:
         for module in places:
             stack.enter_context(swapped(module, _collect_all_valid_cia_ops=collected))
         if "Callable" in vars(torch._ops):
-            stack.enter_context(swapped(torch._ops, Callable=typing.Callable))  # which keeps what it is indexed by
+            stack.enter_context(swapped(torch._ops, Callable=typing.Callable))  # caches subscripted types
         yield
 
 

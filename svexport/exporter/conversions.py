@@ -263,8 +263,8 @@ def _negated(write: Writer, x: Any) -> Any:
 
 
 def _truth(of_all: bool) -> Callable[..., Any]:
-    """Whether any is true, by the largest, which of nothing is negative or 0 and the exporter's own takes for true; or
-    all are, where none is not: the smallest of nothing depends on ONNX Runtime's version."""
+    """``any``: the largest element is greater than 0; for nothing it is negative or 0, which the exporter's own takes
+    for true. ``all``: no element is false, because the smallest of nothing depends on ONNX Runtime's version."""
 
     def convert(write: Writer, x: Any, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Any:
         found = write.typed(x, torch.bool)

@@ -125,7 +125,7 @@ class Followed(Calls):
         return self._mark(result, {call})
 
     def typed(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Notes what is converted."""
+        """Notes a conversion of dtype."""
         result = func(*args, **kwargs)
         if is_wide(result):
             call = self.place(name, sys._getframe(2))

@@ -197,7 +197,7 @@ def _from_the_front(g: Any, self: _Value, axis: int, index: _Value) -> _Value:
 def _index_put(g: Any, own: _Own, self: _Value, indices: _Value, values: _Value, accumulate: _Value) -> Any:
     """``index_put``. The exporter keeps an axis of size 1 for each that an integer removes (``x[i, 0].fill_(y)``)."""
     given = _listed(indices)
-    if not given:  # what ``x.copy_(values)`` becomes
+    if not given:  # traced from ``x.copy_(values)``
         return _copy(g, own, self, values, accumulate)
     ranks = [r for r in map(_rank, (self, values, *given)) if r is not None]
     if len(ranks) == len(given) + 2:
@@ -253,7 +253,7 @@ def _expand(g: Any, own: _Own, self: _Value, size: _Value, implicit: _Value) -> 
 
 
 def _copy(g: Any, own: _Own, self: _Value, values: _Value, non_blocking: _Value) -> Any:
-    """What ``x.copy_(values)`` becomes, which the exporter lacks."""
+    """``x.copy_(values)``, which the exporter lacks."""
     write = GraphWriter(g)
     values = write.typed(values, write.dtype(self))
     sizes = [symbolic_helper._get_tensor_sizes(v) for v in (self, values)]

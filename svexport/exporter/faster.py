@@ -17,13 +17,13 @@ from svexport.tracing.arguments import leaves
 __all__ = ["WHOLE_MARGIN", "Times", "gains", "measure", "on_gpu"]
 
 ROUNDS, SECONDS = 12, 4.0
-"""Number of rounds in which all models are timed in turn, and the seconds after which no further round starts."""
+"""Most rounds in which all models are timed in turn, and the seconds that all rounds may take, about."""
 
 MARGIN, WHOLE_MARGIN = 1.02, 1.01
-"""What two timings of one model differ by; what a model with all its replacements may lose in what it gains least in.
+"""Ratio by which two timings of one model may differ; ratio by which a model with all replacements may be slower.
 
-A gain below the former may be noise, and what was replaced for it a loss. Of each kind of replacement a loss below it
-may be noise, which the others make up for; of the whole nothing does.
+A gain below the first may be noise, and a replacement kept for it may be a loss. A loss of one kind of replacement
+below it may be noise, and the others make up for it; nothing makes up for a loss of the whole.
 """
 
 MOST = 0.75
@@ -55,7 +55,7 @@ class Times:
         return tuple(sum(map(operator.gt, a, b)) / len(a) for a, b in self.beside(other))
 
     def words(self, other: Times) -> str:
-        """How much faster the other is."""
+        """The speedup of the other over this, in words."""
         return " ".join(
             f"{ratio:.2f}x{'' if name == 'inference' else ' trained'}"
             for name, ratio in zip(("inference", "training"), self.over(other), strict=False)

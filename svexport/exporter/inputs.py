@@ -117,7 +117,7 @@ def is_mask(tensor: Tensor) -> bool:
 
 
 def random(tensors: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> Iterator[list[Tensor]]:
-    """Everything random; or floating-point numbers alone, for integers may be sizes that fit one another."""
+    """Yields inputs with everything random, then with only floats random: integers may be sizes that fit each other."""
     yield [_random_like(t, shape) for t, shape in zip(tensors, shapes, strict=True)]
     if not all(t.is_floating_point() for t in tensors):
         yield [
@@ -127,8 +127,8 @@ def random(tensors: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> Iterat
 
 
 def _random_like(tensor: Tensor, shape: Sequence[int]) -> Tensor:
-    """Fresh values like the given ones, tiled or cut to ``shape``: each changed by about a tenth where floating point
-    (so that what was a projection matrix still is one), drawn from among them for anything else."""
+    """Fresh values like the given ones, tiled or cut to ``shape``. Floats change by about a tenth, so that a projection
+    matrix stays one; other dtypes are drawn from the given values."""
     tensor = tiled(tensor, shape)
     if not tensor.numel():
         return tensor

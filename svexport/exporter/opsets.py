@@ -1,4 +1,4 @@
-"""Which of torch's two exporters writes which opset."""
+"""The opsets that each of torch's two exporters writes."""
 
 from __future__ import annotations
 

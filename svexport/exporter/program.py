@@ -238,7 +238,7 @@ class _Decomposition:
             return result
 
         values = [one.meta["val"] for one in given]
-        for whole in (True, False):  # whether what torch makes of others by itself stays; some are made of themselves
+        for whole in (True, False):  # whether to keep composites: some decompose into themselves
             with self._fakes:  # type: ignore[union-attr]
                 graph = make_fx(call, decomposition_table=dict(self._table), pre_dispatch=whole)(*values).graph
             if not any(inner.target is target for inner in graph.nodes):

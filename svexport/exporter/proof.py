@@ -102,7 +102,7 @@ class Proof:
                 self.fault = f"svexport's gradient differs by {float((e - a).abs().max()):.1e} on the given inputs"
 
     def merge(self, other: Proof) -> None:
-        """Adds what another proof found."""
+        """Adds the outcome of another proof."""
         self.errors += other.errors
         self.fault = self.fault or other.fault
 

@@ -32,7 +32,7 @@ _first = LAST_TORCHSCRIPT_OPSET < FIRST_DYNAMO_OPSET
 
 @contextmanager
 def torch_export_first(first: bool = True) -> Iterator[None]:
-    """Has models traced by torch.export at every opset, or at opset 18 and later only."""
+    """Makes torch.export the first tracer at every opset, or, if ``first`` is False, at opset 18 and later only."""
     global _first
     before, _first = _first, first
     try:

@@ -115,7 +115,7 @@ def _translation(
         inputs += [opset18.Reshape(size, opset18.Constant(value_ints=[1])) for size in computed]  # type: ignore[arg-type]
         named = attributes | PLUGIN_ATTRIBUTES
         node = ir.node(op.node_type, inputs, named, domain=DOMAIN, num_outputs=op.num_outputs)
-        evaluator.default().nodes.append(node)  # type: ignore[attr-defined]  # the exporter's, which records nodes
+        evaluator.default().nodes.append(node)  # type: ignore[attr-defined]  # the exporter's evaluator records nodes
         return node.outputs[0] if op.num_outputs == 1 else node.outputs
 
     return function

@@ -162,7 +162,7 @@ BIAS = "its bias, added in float32"
 
 @dataclass(frozen=True)
 class Plan:
-    """What a half model keeps in float32.
+    """Says which calls of a half model stay float32.
 
     Attributes:
         dtype: dtype of everything else.

@@ -139,7 +139,7 @@ def _sum_of_pixels(values: Tensor, dim: int, axis: _Axis, mode: str) -> Tensor:
     pixel = torch.arange(axis.new, device=values.device).to(torch.float32)
     place = (pixel + 0.5) * float(np.float32(1 / axis.scale)) - 0.5  # type: ignore[operator]
     if mode != "bicubic":
-        place = torch.where(after == before, pixel, place.clamp(min=0))  # as many pixels are copied
+        place = torch.where(after == before, pixel, place.clamp(min=0))  # unchanged sizes are copied
     low = place.floor()
     t = (place - low).to(values.dtype)
     weights: Sequence[tuple[int, Any]] = ((0, 1 - t), (1, t))
@@ -158,7 +158,7 @@ def _sum_of_pixels(values: Tensor, dim: int, axis: _Axis, mode: str) -> Tensor:
 
 
 def _nearest(input: Tensor, output: Tensor, axes: Sequence[_Axis], mode: str) -> Tensor:
-    """By pixels that are gathered, where Resize may take others."""
+    """Resizes to nearest pixels; gathers them wherever Resize may take others than torch."""
     if mode == "nearest-exact" and all(multiples := [_multiple(axis) for axis in axes]):
         return F.interpolate(input, scale_factor=[float(n) for n in multiples])
     if all(axis.is_kept or _is_resized_alike(axis, axes, input, mode) for axis in axes):

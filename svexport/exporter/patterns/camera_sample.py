@@ -95,7 +95,7 @@ def _samplings(traced: Traced) -> Iterator[_Sampling]:
 
 
 def _projection(traced: Traced, grid: fx.Node, points: fx.Node, cameras: fx.Node) -> dict[str, Any] | None:
-    """The options of the op, from what the projection makes of points and cameras that tell; None if it is none."""
+    """The op's options, read from the projection's results for chosen points and cameras; None if there is none."""
     like_points, like_cameras = traced.values[points], traced.values[cameras]
 
     def seen(corner: float, *rows: Sequence[float]) -> tuple[float, float]:
@@ -163,7 +163,7 @@ def _outputs(traced: Traced, sampling: _Sampling) -> Iterator[tuple[fx.Node, boo
 
 
 def _weights(traced: Traced, sampling: _Sampling, output: fx.Node) -> Iterator[tuple[fx.Node, tuple[int, ...], str]]:
-    """What is activated to weights: ``(B, Q, n)``, the order of cameras, points and levels in it, the activation."""
+    """The node of the raw weights, ``(B, Q, n)``; its order of cameras, points and levels; and the activation."""
     batch, queries, _ = traced.values[sampling.points].shape
     cams, levels = traced.values[sampling.cameras].shape[1], len(sampling.features)
     samples = set(sampling.samples)

@@ -41,7 +41,7 @@ Node = Any  # a node of a graph, whose arguments may be anything
 
 
 class Attention:
-    """A call of :func:`projected_deform_attn` in a graph, without the modules, which are no values of a graph."""
+    """Stands for :func:`projected_deform_attn` in a graph; holds the modules, which cannot be arguments of a node."""
 
     __name__ = "projected_deform_attn"
 

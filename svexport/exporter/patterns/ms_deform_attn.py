@@ -23,7 +23,7 @@ _TRIES = 3
 """Most nodes that are tried as the sum."""
 
 _DRAWN = ((3, 5), (4, 2), (2, 6), (5, 3), (1, 4), (3, 1))
-"""Sizes of levels that are tried beside the model's, where they are data: of no square, in which rows are columns."""
+"""Level sizes that are tried besides the model's, if sizes are data. None is square, so rows differ from columns."""
 
 
 def drawn_sizes(turn: int, levels: int) -> tuple[tuple[int, int], ...]:

@@ -21,7 +21,7 @@ DRAWS = 3
 
 @dataclass(frozen=True)
 class Pattern:
-    """What a part of a graph seems to compute.
+    """A part of a graph, and the op that it may be.
 
     Attributes:
         op: the name of the op.

@@ -62,7 +62,7 @@ def projected_deform_attn(
 
 
 def _fits(layers: Sequence[nn.Module], query: Tensor, source: Tensor, centre: Tensor, scale: Tensor) -> bool:
-    """Whether one node is all that the layers do: plain ones, of one precise dtype, and no tracer or transform."""
+    """Whether one autograd node can do it all: plain layers, all float32 or all float64, no tracer or transform."""
     dtype = query.dtype
     if tracing() or not has_plain_gradients(query) or scale.requires_grad:
         return False
