@@ -62,7 +62,7 @@ _SUMS = {"add", "sub", "__radd__", "__rsub__", "relu"}
 """Functions before a norm that add numbers, or choose among them."""
 
 _JOINS = {"cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack", "column_stack"} | CONVERTS
-"""Functions that round nothing."""
+"""Functions that join or convert tensors, and round nothing."""
 
 
 @dataclass

@@ -76,7 +76,7 @@ def _least(drawn: Tensor) -> Tensor:
 
 
 def _largest(drawn: Tensor) -> Tensor:
-    """The largest numbers: just below 1 for numbers up to 1; for integers, others of those drawn, to keep the range."""
+    """The largest numbers: just below 1 for numbers up to 1. Integers are those drawn, reversed, to keep the range."""
     if drawn.dtype == torch.bool:
         return torch.ones_like(drawn)
     if not drawn.is_floating_point():

@@ -1,4 +1,4 @@
-"""Which replacements make a model faster, measured in place."""
+"""Measures, inside the model, which replacements make it faster."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ KINDS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] 
 """Variants of the given inputs for models that branch on values: a function for floats, and one for bool masks."""
 
 FAR = ("scaled", "zeros")
-"""Inputs of every model that are far from the given ones."""
+"""Runs for every model, on inputs far from the given ones."""
 
 NOTHING = ("zeros", "zero")
 """Runs whose inputs are zero. Most functions are 0 there, so a branch that only these runs take is not compared."""

@@ -20,7 +20,7 @@ from svexport.graph.walk import STANDARD, graphs_of
 __all__ = ["Planted", "Recording", "Site"]
 
 MOST_BYTES = 2**28
-"""Limit on recorded values, and on the parts of a graph that are kept in memory."""
+"""Most bytes of the values of one recording, and of the parts of a graph that are kept in memory."""
 
 MOST_OF_A_PART = 2**12
 """Largest weight, in bytes, that each part of a graph copies; larger ones are shared."""

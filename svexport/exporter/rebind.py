@@ -475,6 +475,6 @@ def bind_functions(model: nn.Module, plan: Plan, shared: set[int]) -> list[Any]:
     copies = []
     for value in list(objects(model)):
         if id(value) not in shared and not isinstance(value, torch.jit.ScriptModule):
-            with suppress(TypeError):  # a class that cannot be assigned
+            with suppress(TypeError):  # some objects' classes cannot be assigned
                 copies += _bind_object(value, plan)
     return copies

@@ -143,7 +143,7 @@ def _without_autocast() -> Iterator[None]:
 
 @dataclass
 class _Made:
-    """A copy, and how it came to be.
+    """A copy, and the record of how it was made.
 
     Attributes:
         outputs: the comparison of its outputs with the model's.

@@ -1,4 +1,4 @@
-"""What ``svexport.replace`` did to a model, and its report."""
+"""The record of what ``svexport.replace`` did to a model, and its report."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def changed(
 
 def _changed(one: Tensor, other: Tensor, given: Tensor, size: int | None) -> Tensor:
     noise = torch.rand(one.shape, dtype=torch.float64, device=one.device)
-    some = noise <= noise.amin().maximum(torch.rand(()) ** 3)  # few more often than many
+    some = noise <= noise.amin().maximum(torch.rand(()) ** 3)  # more often few elements than many
     if not one.is_floating_point():
         return torch.where(some, _drawn(given, _STYLES[0], 1.0, size) if torch.rand(()) < 0.7 else other, one)
     most = torch.finfo(one.dtype).max

@@ -198,7 +198,7 @@ def _divides(graph: onnx.GraphProto, whole: set[str], outer: Mapping[str, np.nda
 
 
 def unlike(sizes: Sequence[int], python: Sequence[int], file: Sequence[Sequence[int]]) -> Iterator[int]:
-    """Sizes at which the file's number closest to Python's differs from it; none if some number is always equal.
+    """Sizes at which the file's number closest to Python's differs from it; none if it never does, or usually does.
 
     ``file`` has the file's numbers for each size.
     """

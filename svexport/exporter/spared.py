@@ -122,8 +122,8 @@ def _protocols_read_once() -> Iterator[None]:
 
 @contextmanager
 def _types_inferred_where_missing() -> Iterator[None]:
-    """Skips type inference for results whose types, with static sizes, are known; onnxscript would merge both to the
-    same."""
+    """Skips type inference for results whose types, with static sizes, are known; onnxscript would infer them again and
+    merge both."""
     from onnxscript.optimizer._constant_folding import FoldConstantsPass
 
     own = FoldConstantsPass._do_inference

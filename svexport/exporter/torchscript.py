@@ -81,7 +81,7 @@ def _traced(
         try:
             with (
                 registered(),
-                swapped(torch._C, _jit_onnx_log=lambda *_: None),  # it prints its whole graph before an error
+                swapped(torch._C, _jit_onnx_log=lambda *_: None),  # it would print the whole graph before an error
                 _without_reshapes_of_nothing(any(not t.numel() for t in tensors)),
                 swapped(F, _unpool_output_size=untraced()(F._unpool_output_size)),  # type: ignore[attr-defined]
                 applied_by(_opened),
@@ -209,7 +209,7 @@ def registered() -> Iterator[None]:
 
     The registry is restored exactly, also after an error.
     """
-    for opset in range(OPSETS.start, LAST_TORCHSCRIPT_OPSET + 1):  # torch.onnx imports its own only when it exports
+    for opset in range(OPSETS.start, LAST_TORCHSCRIPT_OPSET + 1):  # torch.onnx imports them only when it exports
         import_module(f"torch.onnx.symbolic_opset{opset}")
     conversions = {}
     for symbolic in SYMBOLICS.values():

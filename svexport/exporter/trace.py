@@ -131,7 +131,7 @@ def _unshared(tensors: Sequence[Tensor]) -> list[Tensor]:
 def _by_torch_export(
     model: FlatModel, tensors: Sequence[Tensor], opset: int, *names: Any
 ) -> tuple[onnx.ModelProto, Guards]:
-    from svexport.exporter import dynamo  # on first use: it takes as long to import as the other tracer to trace
+    from svexport.exporter import dynamo  # on first use: the import takes as long as a trace by TorchScript
 
     written, guards = dynamo.export(model, tensors, opset, *names)
     _lower(written, opset)

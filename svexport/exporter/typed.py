@@ -314,7 +314,7 @@ def bias_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor 
 
 
 def with_bias(half: Given, bias: Tensor) -> Tensor:
-    """A linear layer whose product is in half, and whose bias is added in float32: (…, out), float32."""
+    """A linear layer whose product is in half, and whose bias is added in float32; returns ``(…, out)`` in float32."""
     args, kwargs = half
     named = {**dict(zip(("input", "weight"), args, strict=False)), **kwargs, "bias": None}
     return F.linear(**named).float() + bias.float()

@@ -178,7 +178,7 @@ def refuse_unfollowed(error: Exception, own: SvexportError | None) -> NoReturn:
     """
     if isinstance(error, SvexportError):
         raise error
-    if own is not None:  # tracers compute with tensors that have no values, and took it
+    if own is not None:  # tracers, whose tensors have no values, accepted the model
         raise own from error
     frames = ((frame.f_code, number) for frame, number in traceback.walk_tb(error.__traceback__))
     lines = [(code.co_filename, number, code.co_name) for code, number in frames if not is_library(code.co_filename)]

@@ -31,7 +31,7 @@ OTHERWISE = frozenset(name.partition(".")[0] for family in _FAMILIES for name in
 
 
 def overload_of(name: str) -> Any:
-    """``torch.ops.aten.div.Tensor_mode`` of ``aten::div.Tensor_mode``."""
+    """The overload of a name: ``torch.ops.aten.div.Tensor_mode`` for ``aten::div.Tensor_mode``."""
     function, _, form = name.removeprefix("aten::").partition(".")
     return getattr(getattr(torch.ops.aten, function), form or "default")
 

@@ -118,7 +118,7 @@ def is_resized_alike(scale: Any, mode: str, sizes: npt.NDArray[Any] = _SIZES) ->
         return False
     if not mode:
         return True
-    copied = new == sizes  # by ONNX Runtime as soon as all dimensions are, by torch unless bicubic
+    copied = new == sizes  # ONNX Runtime copies if all sizes are kept, torch unless bicubic
     if mode != "nearest":
         return not (copied & larger).any()
     pixel = sizes.astype(np.float32)

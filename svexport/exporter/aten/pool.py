@@ -92,7 +92,7 @@ def is_known(condition: Any) -> bool:
     """Whether a condition is known to hold for all sizes."""
     if isinstance(condition, bool):
         return condition
-    from torch.fx.experimental.symbolic_shapes import statically_known_true  # with sympy: not for static sizes
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # imports sympy
 
     return statically_known_true(condition)
 

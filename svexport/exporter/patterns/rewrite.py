@@ -139,7 +139,7 @@ def rewrite_of(traced: Traced, whole: Whole | None = None) -> Rewrite:
     """
     code = traced.graph.python_code("self")
     _, _, body = code.src.partition("def forward(")
-    graph = re.sub(r"\A(.*?\)) -> .*?:\n", r"\1:\n", f"def {_GRAPH}({body}")  # annotations have no names here
+    graph = re.sub(r"\A(.*?\)) -> .*?:\n", r"\1:\n", f"def {_GRAPH}({body}")  # names in annotations are unknown here
     text = f"{graph.strip()}\n\n{_forward(traced, whole is not None)}"
     words = set(re.findall(r"\w+", graph))
     names = [(name, *_place(value)) for name, value in code.globals.items() if name in words]
