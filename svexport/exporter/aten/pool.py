@@ -113,7 +113,7 @@ def _inside(size: Any, windows: Any, like: Tensor) -> tuple[Tensor, Tensor]:
 def means(size: Any, windows: Any, like: Tensor) -> Tensor:
     """``(size, windows)``, dtype of ``like``: a column averages the pixels of one window. Sizes may be dynamic."""
     inside, count = _inside(size, windows, like)
-    precise = torch.promote_types(like.dtype, torch.float32)  # half types cannot represent 257 pixels
+    precise = torch.promote_types(like.dtype, torch.float32)  # bfloat16 cannot represent 257
     shares = inside.to(precise) / count.to(precise)
     return shares if precise == like.dtype else shares.to(like.dtype)
 
