@@ -1,4 +1,4 @@
-"""Whether what a file computes is what torch does: held to its tolerances, or excused by torch's own rounding."""
+"""Whether a file computes what torch does: within the tolerances, or within torch's own rounding."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ __all__ = [
 ]
 
 CLOSE = 2.0**-17
-"""Of an output's largest number: what torch and ONNX Runtime seldom differ by."""
+"""Relative to an output's largest number: torch and ONNX Runtime seldom differ by more."""
 
 MOST_ROUNDING = 10.0
-"""What differs by more is held to so many times torch's own rounding."""
+"""An output that differs by more than :data:`CLOSE` is held to this multiple of torch's own rounding."""
 
 CLOSEST = 5.0
-"""Of torch's own rounding, measured with perturbations of one rounding error: files that are right keep below 2.5."""
+"""Multiple of torch's own rounding, as perturbations of one rounding error measure it; correct files stay below 2.5."""
 
 
 class AnotherWay(Exception):
-    """Values that Python takes of tensors decide another way."""
+    """Values that Python reads from tensors lead to another branch."""
 
 
 def jumps(
@@ -49,7 +49,7 @@ def jumps(
     pairs: Sequence[tuple[str, Tensor, Tensor]],
     found: Sequence[Parity],
 ) -> bool:
-    """Whether torch's own results change as much as ``found`` says of the file's, where inputs hardly change; not if
+    """Whether tiny changes of the inputs change torch's own results as much as the file differs in ``found``; False if
     ``model`` raises :class:`AnotherWay` there."""
     for _ in range(2):
         near = [t + 1e-6 * (_size(t) * torch.randn_like(t)) if t.is_floating_point() else t.clone() for t in inputs]
@@ -57,7 +57,7 @@ def jumps(
             others = model(*near)
         except AnotherWay:
             return False
-        except Exception:  # noqa: BLE001 - which is as far as can be
+        except Exception:  # noqa: BLE001 - an error is the largest change
             return True
         for p, (_, e, _), other in zip(found, pairs, others, strict=True):
             if not p.ok and other.shape != e.shape:
@@ -70,21 +70,21 @@ def jumps(
 
 
 def _size(tensor: Tensor) -> float:
-    """The largest number of a tensor, or 1 of nothing."""
+    """The largest magnitude in a tensor; 1 if the tensor is empty or zero."""
     return float(tensor.abs().amax()) or 1.0 if tensor.numel() else 1.0
 
 
 def same_way(
     usual: Way, model: nn.Module, inputs: Sequence[Tensor], sizes: Callable[[], Sizes] | None, asked: bool, like: bool
 ) -> tuple[Sequence[Tensor], bool | None]:
-    """What a model computes once more, and, where that is ``asked``, whether by the steps of its usual way, of the same
-    numbers of Python and tensors of its own: if all calls do, it remembers nothing.
+    """Runs the model again. If ``asked``, also returns whether it took its usual steps, with the same Python numbers
+    and only its own tensors: if every call does, the model remembers nothing.
 
     Args:
-        like: whether in the types of the usual way: a half model's copy in float64 may take other steps.
+        like: whether the dtypes are the usual ones: a half model's copy in float64 may take other steps.
 
     Raises:
-        AnotherWay: where Python decides by values another way.
+        AnotherWay: if Python branches differently on values.
     """
     if not usual.exits and not asked:
         return model(*inputs), None
@@ -97,23 +97,23 @@ def same_way(
 
 
 def ties(model: nn.Module, inputs: Sequence[Tensor], actual: Sequence[Tensor], held_to: Tolerances) -> str:
-    """The calls that order equal values another way than ONNX does, if torch agrees with the file but for them."""
+    """The calls that order equal values differently from ONNX, if these explain every difference from the file."""
     try:
         with StableOrder() as order:
             expected = model(*(t.clone() for t in inputs))
-    except Exception:  # noqa: BLE001 - a model that knows what it gets from torch; only the explanation would be lost
+    except Exception:  # noqa: BLE001 - the model may refuse another order; only the explanation is lost
         return ""
     return ", ".join(order.where) if agree(expected, actual, held_to) else ""
 
 
 def held(name: str, expected: Tensor, actual: Tensor, run: str, held_to: Tolerances, far: bool = False) -> Parity:
-    """How far an output of the file is from torch's, held to the tolerances of its run."""
+    """Compares an output of the file with torch's, within the tolerances of its run."""
     rtol, atol = held_to.held(expected, far)
     return parity(name, expected, actual, run=run, rtol=rtol, atol=atol)
 
 
 def agree(expected: Sequence[Tensor], actual: Sequence[Tensor], held_to: Tolerances) -> bool:
-    """Whether all results of one forward are those of another, within the tolerances."""
+    """Whether all results of two forwards agree within the tolerances."""
     return all(held("", e, a, "", held_to).ok for e, a in zip(expected, actual, strict=True))
 
 
@@ -124,7 +124,7 @@ def allow_rounding(
     held_to: Tolerances,
     notes: list[str],
 ) -> None:
-    """Of ``found``, allows what torch's own rounding explains; on the given inputs up to what is held to at most."""
+    """Accepts what torch's own rounding explains in ``found``; on the given inputs, up to the largest tolerance."""
     for index, (name, e, a) in enumerate(pairs):
         p = found[index]
         if p.ok or not (own := rounding.allows(index, a, p.rtol, p.atol)):
@@ -147,15 +147,15 @@ def closely(
     most: float = MOST_ROUNDING,
     close: float = CLOSE,
 ) -> tuple[float, float]:
-    """rtol and atol by how far torch is from itself, where that is known and less than the usual ones: ``most`` times
-    that, or ``close``."""
+    """rtol and atol from torch's own rounding ``own``, if it is known: ``most`` times that, or ``close`` of the scale
+    of the output. The usual tolerances are kept if they are tighter."""
     scale = largest(expected)
     tight = math.inf if own is None else max(most * own, close * scale)
     return (0.0, tight) if tight < usual[1] + usual[0] * scale else usual
 
 
 def hold_closely(found: list[Parity], rounding: Rounding, pairs: Sequence[tuple[str, Tensor, Tensor]]) -> None:
-    """Of ``found``, which agrees, holds to torch's own rounding what is further apart than two runtimes usually are."""
+    """Holds outputs in ``found`` that agree, but differ more than two runtimes usually do, to torch's own rounding."""
     for index, (name, e, a) in enumerate(pairs):
         if not e.is_floating_point():
             continue
@@ -169,7 +169,7 @@ def hold_closely(found: list[Parity], rounding: Rounding, pairs: Sequence[tuple[
 
 
 def mostly_unlike(one: Tensor, other: Tensor) -> bool:
-    """Whether a tenth of the elements differs, by more than rounding."""
+    """Whether a tenth or more of the elements differ by more than rounding; for integers, whether any differs."""
     if not one.is_floating_point():
         return not one.numel() or bool((one != other).any())
     return int(((one - other).abs() > 1e-3 * other.abs()).sum()) * 10 >= one.numel()

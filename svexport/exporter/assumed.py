@@ -1,4 +1,4 @@
-"""What a program of torch.export takes its dynamic sizes to be: of others it says nothing."""
+"""Assumptions of a torch.export program about its dynamic sizes; for other sizes the program may be wrong."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 __all__ = ["Assumption", "assumptions", "sizes_against"]
 
 Assumption = Callable[[Sequence[Sequence[int]]], bool]
-"""Whether it holds of inputs of these shapes."""
+"""Tells whether it holds for inputs of these shapes."""
 
 MOST_ASSUMED = 32
-"""Assumptions that sizes are looked for against."""
+"""Most assumptions for which violating sizes are searched."""
 
 MOST_OF_ONE = 4
-"""Sizes against one assumption."""
+"""Most sizes that violate one assumption."""
 
 
 def assumptions(program: Any) -> list[Assumption]:
-    """Those of an exported program, but for the least sizes.
+    """The assumptions of an exported program, except least sizes.
 
-    Where Python compares sizes, or takes a number made of them, ``torch.export`` goes on by what came out, and notes it
-    where a name says that a size is dynamic: of other sizes the program is another.
+    If Python compares sizes, or reads a number made of them, ``torch.export`` continues with the outcome. It records
+    that only where sizes are declared dynamic by name. For other sizes the program would differ.
     """
     values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
     places: dict[Any, tuple[int, int]] = {}
@@ -51,7 +51,7 @@ def assumptions(program: Any) -> list[Assumption]:
 
 
 def _condition(expression: Any, places: Mapping[Any, tuple[int, int]]) -> Assumption | None:
-    """Of what Python can compute of sizes of inputs."""
+    """The assumption of an expression, if Python can compute it from sizes of inputs; else None."""
     from torch.utils._sympy.printers import PythonPrinter
 
     class Printer(PythonPrinter):  # type: ignore[misc]
@@ -64,17 +64,17 @@ def _condition(expression: Any, places: Mapping[Any, tuple[int, int]]) -> Assump
         def _print_BitwiseFn_bitwise_xor(self, one: Any) -> str:
             return f"({self.stringify(one.args, ' ^ ', 1000)})"
 
-    if not expression.free_symbols <= places.keys():  # of what values decide
+    if not expression.free_symbols <= places.keys():  # it depends on values
         return None
     try:
         code = compile(Printer().doprint(expression), "<assumed>", "eval")
-    except Exception:  # noqa: BLE001 - a function that has no name in Python
+    except Exception:  # noqa: BLE001 - a function that Python does not have
         return None
     named = {str(symbol): places[symbol] for symbol in expression.free_symbols}
 
     def holds(shapes: Sequence[Sequence[int]]) -> bool:
         sizes = {name: shapes[index][axis] for name, (index, axis) in named.items()}
-        return bool(eval(code, {"math": math, "torch": torch, **sizes}))  # noqa: S307 - of torch's own expressions
+        return bool(eval(code, {"math": math, "torch": torch, **sizes}))  # noqa: S307 - torch's own expressions
 
     return holds
 
@@ -85,8 +85,8 @@ def _at_most(place: tuple[int, int], limit: int) -> Assumption:
 
 
 def sizes_against(assumed: Sequence[Assumption], resized: Resized, most: int) -> Iterator[dict[str, int]]:
-    """Dynamic sizes of which an assumption does not hold: first such that the others do, the nearest below and above,
-    and some as large as twice the given ones. ``most`` elements may be tried."""
+    """Dynamic sizes that violate an assumption. Sizes for which the other assumptions hold come first: the nearest
+    below and above, and some at least twice the given ones. A run has at most ``most`` elements."""
     listed = {root: [n for n in resized.others(root, given) if n > 1] for root, given in resized.given.items()}
     for place, assumption in list(enumerate(assumed))[:MOST_ASSUMED]:
         others = [other for index, other in enumerate(assumed) if index != place]
@@ -106,6 +106,6 @@ def sizes_against(assumed: Sequence[Assumption], resized: Resized, most: int) ->
 
 
 def _breaks(shapes: Sequence[Sequence[int]], assumption: Assumption, others: Sequence[Assumption]) -> bool:
-    with suppress(Exception):  # divided by zero, say
+    with suppress(Exception):  # for example a division by zero
         return not assumption(shapes) and all(other(shapes) for other in others)
     return False

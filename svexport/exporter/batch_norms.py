@@ -1,6 +1,6 @@
-"""Batch norms of half models join the convolutions before them in float32.
+"""Folds batch norms of half models into the convolutions before them, in float32.
 
-The exporter's optimizer computes that in half: each weight is rounded several times, and an ``eps`` of 1e-5 with it.
+The exporter's optimizer would do so in half, which rounds each weight several times, and also an ``eps`` of 1e-5.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _EPSILON = 1e-5
 
 
 def join_batch_norms(model: ir.Model) -> None:
-    """Makes one Conv of each Conv of half weights and the BatchNormalization behind it, where all are numbers."""
+    """Folds each BatchNormalization into the half Conv before it, if all their parameters are constants."""
     graph = model.graph
     if not any(node.op_type == "BatchNormalization" and node.outputs[0].dtype in _HALF for node in graph):
         return
     from onnxscript.optimizer import fold_constants
 
-    fold_constants(model)  # biases of convolutions that have none
+    fold_constants(model)  # makes constants of absent convolution biases
     for norm in [node for node in graph if node.op_type == "BatchNormalization"]:
         if "training_mode" in norm.attributes or norm.inputs[0] is None:
             continue

@@ -1,4 +1,4 @@
-"""Sizes in Python: comparisons of dynamic sizes, the numbers made of them, and the sizes at which they turn."""
+"""Python code on dynamic sizes: its comparisons and numbers, and the sizes at which a comparison changes."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from svexport.tracing.source import around, near, raising_line, shown_line
 __all__ = ["ANYWAY", "MOST_RUNS", "WITHOUT_NUMBERS", "Borders", "refuse_beyond"]
 
 TRIES = 6
-"""Sizes that are tried to turn one comparison."""
+"""Most sizes tried to make one comparison come out the other way."""
 
 MOST_BEFORE = 16
-"""Comparisons before one, which are to come out as they did."""
+"""Number of preceding comparisons that are to come out as before, so that forward reaches the one to turn."""
 
 MOST_RUNS = 24
-"""Of one verification, to turn comparisons."""
+"""Most runs of one verification that are to turn comparisons."""
 
 NEAR = 128
-"""Sizes up to this one are asked where a number that Python takes passes one of the source."""
+"""Sizes up to this one are considered to find where a number that Python takes passes a number in the source."""
 
 MOST_NUMBERS = 24
-"""Of one verification, with sizes that are numbers of the source."""
+"""Most runs of one verification with sizes that come from numbers in the source."""
 
 NEXT = 1e-6
-"""Relative, as far as a float may be from where it would be rounded to another number, which others compute it to."""
+"""Relative distance from a rounding border within which another runtime may round a float to the other side."""
 
 MOST_ROUNDED = 16
-"""Of one verification, with sizes at which a float that Python rounds is next to where that goes."""
+"""Most runs of one verification with sizes at which a float that Python rounds is next to a rounding border."""
 
 MOST_ASKED = 128
-"""Sizes of which it is asked what a file makes of them."""
+"""Most sizes for which the file's own numbers are computed."""
 
 MOST_LOOKED_UP = 20_000
-"""Sizes that are asked for to compute a float at others."""
+"""Limit on lookups of sizes when a float is computed at other sizes."""
 
 ROUNDED_UP_TO = 1024
-"""Sizes up to this one are asked where a float is rounded."""
+"""Sizes up to this one are considered for floats that are rounded."""
 
 ANYWAY = "svexport.export(..., verify=False) writes the file anyway"
 
@@ -55,20 +55,20 @@ WITHOUT_NUMBERS = (
     "Compute with the sizes alone (pad and slice by them, torch.where of a comparison as a tensor), give the model a "
     "size as a number of its own instead of a dynamic one, or declare the dynamic size"
 )
-"""What to write instead of numbers made of dynamic sizes."""
+"""Advice: what to write instead of numbers made of dynamic sizes."""
 
 Run = tuple[str, list[Tensor]]
 
 
 class Borders:
-    """Finds sizes on both sides of each comparison that Python made of dynamic ones.
+    """Finds sizes on both sides of each comparison of dynamic sizes that Python made.
 
     Attributes:
-        turned: lines that compare, by the sizes at which each came out the other way.
+        turned: for each line that compares, the sizes at which it came out the other way.
     """
 
     def __init__(self, resized: Resized, most: int) -> None:
-        """``most`` elements may be tried."""
+        """``most`` is the largest number of elements in a run."""
         self._resized, self._most = resized, most
         self._runs: list[Sizes] = []
         self._first: dict[Place, tuple[Turn, Sizes]] = {}
@@ -82,11 +82,11 @@ class Borders:
         self.turned: dict[tuple[str, int, str], str] = {}
 
     def new_run(self, inputs: Sequence[Tensor]) -> Sizes:
-        """The symbols of another run, by the sizes of its inputs."""
+        """A record for another run, with the roots of its inputs' sizes."""
         return Sizes(self._resized.roots(inputs), self._resized.axes)
 
     def add(self, run: Sizes) -> None:
-        """A run that has been compared."""
+        """Adds a run that has been compared."""
         self._runs.append(run)
         for rounded, rounding in run.roundings.items():
             self._roundings.setdefault(rounded, (rounding, run))
@@ -96,27 +96,27 @@ class Borders:
                 self._open[place] = None
             elif turn.truth != self._first[place][0].truth and place in self._open:
                 changed = {r: n for r, n in run.roots.items() if n != self._first[place][1].roots[r]}
-                if 1 not in changed.values():  # of one element a sum is its mean: both ways may compute the same
+                if 1 not in changed.values():  # the sum of one element is its mean: both branches may agree
                     del self._open[place]
                 if turn.own and turn.number is None:
                     self.turned[turn.line] = ", ".join(f"{r}={n}" for r, n in changed.items())
 
     def fails(self, error: BaseException) -> None:
-        """Notes that the model raised: where a comparison was to turn that it raises for, there is no other side."""
+        """Notes that the model raised: a comparison that guards the raising line has no other side to compare."""
         if (line := raising_line(error)) is not None:
             self._open = {p: None for p in self._open if not near(self._first[p][0].line, line)}
 
     def runs(self) -> Iterator[Iterator[Run]]:
-        """Each with sizes that are to turn a comparison which has always come out the same in those before."""
+        """Yields runs with sizes that should turn a comparison which has come out the same in all earlier runs."""
         while self._left and (wanted := self._next()) is not None:
             self._left -= 1
             yield self._resized.at(wanted, self._most)
 
     def runs_near_numbers(self, numbers: Callable[[], Iterable[float]], keys: bool) -> Iterator[Iterator[Run]]:
-        """Each with a size that makes a number of the user's source of what Python took, or one more.
+        """Yields runs with a size at which a number that Python took equals a number in the user's source, or one more.
 
-        That may be a range of steps one step longer; with ``keys`` also something that is looked up by a size, which is
-        that number, or twice that.
+        One more may make a range one step longer. With ``keys``, also runs whose size is such a number or twice it, for
+        tables that are looked up by a size.
         """
         taken = [found for place, found in self._first.items() if found[0].number is not None and self._varying(*found)]
         reads = any(run.reads for run in self._runs)
@@ -141,10 +141,10 @@ class Borders:
                 yield self._resized.at({root: size}, self._most)
 
     def runs_at_roundings(self, file: SizesOfFile) -> Iterator[Iterator[Run]]:
-        """Each with a size at which a float of Python is next to where it would be rounded to another number.
+        """Yields runs with a size at which a Python float is next to a rounding border.
 
-        First where what the file computes of sizes is another there, then some of each kind: a little less, a little
-        more, exactly there.
+        Sizes at which the file computes another number come first, then some of each kind: slightly below the border,
+        slightly above it, exactly on it.
         """
         left = MOST_ROUNDED
         for rounding, run in list(self._roundings.values())[:MOST_OF_A_LINE]:
@@ -156,7 +156,7 @@ class Borders:
                         yield self._resized.at({root: size}, self._most)
 
     def runs_of_nearest(self) -> Iterator[Iterator[Run]]:
-        """Each with a size at which ONNX's Resize may take other nearest pixels than torch."""
+        """Yields runs with a size at which ONNX's Resize may take other nearest pixels than torch."""
         run = self._runs[0] if self._runs else None
         for turn in list(run.nearest.values())[:MOST_OF_A_LINE] if run is not None else ():
             for root in run.roots:  # type: ignore[union-attr]
@@ -177,11 +177,11 @@ class Borders:
             if size > ROUNDED_UP_TO or self._resized.too_large({root: size}, self._most):
                 continue
             values = ChainMap({place: _on_a_line(sizes, size) for place, sizes in known.items()}, run.values)
-            with suppress(Exception):  # divided by zero, say
+            with suppress(Exception):  # for example a division by zero
                 number = rounding.before(values) - 0.5 * rounding.half  # type: ignore[arg-type]
                 if abs(number - round(number)) <= NEXT * max(abs(number), 1.0):
                     found[size] = number - round(number), int(rounding.after(values))  # type: ignore[arg-type]
-        if len({after for _, after in found.values()}) < 2:  # of another size than this one
+        if len({after for _, after in found.values()}) < 2:  # it does not vary with this size
             return
         wanted = dict.fromkeys(
             itertools.islice(self._unlike(root, {n: after for n, (_, after) in found.items()}, file), 3)
@@ -197,7 +197,7 @@ class Borders:
         yield from unlike(list(its), [python[size] for size in its], list(its.values()))
 
     def near(self) -> Iterator[dict[str, int]]:
-        """Dynamic sizes that are less than :data:`NEAR` off the given ones, each alone, and all: the nearest first."""
+        """Dynamic sizes less than :data:`NEAR` from the given ones, changed alone and all together, nearest first."""
         given = self._resized.given
         for by in (sign * n for n in range(1, NEAR) for sign in (1, -1)):
             alone = [{root: size + by} for root, size in given.items()]
@@ -207,7 +207,7 @@ class Borders:
                     yield sizes
 
     def _reaching(self, number: float, turn: Turn, run: Sizes, root: str) -> Iterator[int]:
-        """The nearest size of ``root`` at which what Python took should be on the other side of a number, or be it."""
+        """The nearest size of ``root`` at which the number that Python took should equal ``number``, or pass it."""
         taken = turn.number
         below = plain(taken) < number
         crossing = Turn(turn.line, turn.own, taken, below, lambda v: made_at(taken, v) < number)
@@ -215,20 +215,20 @@ class Borders:
         yield from itertools.islice(filter(turns, self._resized.others(root, run.roots[root], 1, NEAR)), 1)
 
     def other_way(self, run: Sizes) -> list[tuple[str, int, str]]:
-        """Lines of the user's that compare sizes, which come out another way in a run than on the given inputs."""
+        """The user's lines whose comparison of sizes comes out differently in this run than on the given inputs."""
         given = self._runs[0].turns if self._runs else {}
         return list(dict.fromkeys(t.line for p, t in run.turns.items() if p in given and given[p].truth != t.truth))
 
     def rounded(self, run: str) -> tuple[str, int, str] | None:
-        """The user's line that rounds a float of sizes, for which a run of that name was."""
+        """The user's line that rounds a float of sizes, if the run of this name was made for it."""
         return self._rounded.get(run)
 
     def reads(self, run: Sizes) -> list[tuple[str, int, str]]:
-        """Lines of the user's that ask for sizes, in a run of other ones than are given."""
+        """The user's lines that read sizes, in a run whose sizes are not the given ones."""
         return [] if run.roots == self._resized.given else list(run.reads)
 
     def beyond(self) -> list[Turn]:
-        """Comparisons of the user's that turn at sizes only that are too large to try."""
+        """The user's comparisons that turn only at sizes too large to try."""
         turns = [self._first[place][0] for place in self._beyond if place in self._open]
         return [turn for turn in turns if turn.own and turn.number is None]
 
@@ -242,7 +242,7 @@ class Borders:
         return None
 
     def _turning(self, place: Place, turn: Turn, run: Sizes) -> dict[str, int] | None:
-        """Sizes at which it should come out the other way; none of what is the same at all sizes."""
+        """Sizes at which the comparison should come out the other way; None if no size to try turns it."""
         varying = self._varying(turn, run)
         if not varying:
             del self._open[place]
@@ -268,8 +268,8 @@ class Borders:
     def _searches(
         self, place: Place, turn: Turn, run: Sizes, varying: set[Hashable]
     ) -> Iterator[tuple[str, Iterator[int]]]:
-        """Of each root the sizes at which a comparison should come out the other way: first one at which forward comes
-        to it at all, as far as those before it say; then all, and those that keep what the given size is divided by."""
+        """For each root, sizes at which a comparison should come out the other way. First one at which the preceding
+        comparisons come out as before, so that forward reaches it; then any; then multiples that keep divisibility."""
         turns = {root: self._turns(turn, run, root, varying) for root in run.roots}
         before = self._before(place, run)
         for root, n in run.roots.items() if before else ():
@@ -282,13 +282,13 @@ class Borders:
                 yield root, filter(turns[root], self._resized.others(root, n, step(n) or 1))
 
     def _before(self, place: Place, run: Sizes) -> list[tuple[Turn, set[Hashable]]]:
-        """The last of the user's comparisons before one, with the sizes that each is of."""
+        """The user's last comparisons before a place, each with the sizes that it depends on."""
         earlier = itertools.takewhile(lambda other: other != place, run.turns)
         own = [turn for turn in map(run.turns.__getitem__, earlier) if turn.own][-MOST_BEFORE:]
         return [(turn, varying) for turn in own if (varying := self._varying(turn, run))]
 
     def _varying(self, turn: Turn, run: Sizes) -> set[Hashable]:
-        """The sizes that a comparison is of, but for those that are the same in all runs."""
+        """The sizes that a comparison depends on, without those that are equal in all runs."""
         asked = _Asked(run.values)
         try:
             turn.test(asked)
@@ -300,20 +300,20 @@ class Borders:
         return any(run.values.get(place, value) != value for run in self._runs)
 
     def _turns(self, turn: Turn, run: Sizes, root: str, varying: Iterable[Hashable]) -> Callable[[int], bool]:
-        """Whether a comparison should come out the other way at a size of ``root``."""
+        """A function that tells whether a comparison should come out the other way at a size of ``root``."""
         known = {place: self._known(place, run, root) for place in varying}
 
         def turns(size: int) -> bool:
             expected = {place: _on_a_line(sizes, size) for place, sizes in known.items()}
             try:
                 return turn.test(ChainMap(expected, run.values)) != turn.truth  # type: ignore[arg-type]
-            except Exception:  # noqa: BLE001 - divided by zero, say
+            except Exception:  # noqa: BLE001 - for example a division by zero
                 return False
 
         return turns
 
     def _known(self, place: Hashable, run: Sizes, root: str) -> dict[int, int]:
-        """A size by that of ``root``; in runs that differ by nothing else, if there are any."""
+        """Values of a size by the size of ``root``: from runs that differ in ``root`` alone, if there are enough."""
         if place in run.roots:
             n = run.roots[place]  # type: ignore[index]
             return {0: 0, 1: 1} if place == root else {n: n}
@@ -325,7 +325,7 @@ class Borders:
 
 
 def _on_a_line(known: Mapping[int, int], size: int) -> int:
-    """Between, or beyond, the nearest two that are known."""
+    """Linear interpolation or extrapolation from the two nearest known values, rounded."""
     if size in known or len(known) < 2:
         return known[size if size in known else next(iter(known))]
     a, b = sorted(known, key=lambda n: abs(n - size))[:2]
@@ -337,7 +337,7 @@ def _alone(one: Sizes, other: Sizes, root: str) -> bool:
 
 
 class _Asked(dict[Hashable, int]):
-    """Sizes that know which of them were asked for, and how often any was."""
+    """Sizes that record which of them were read, and how many reads there were."""
 
     def __init__(self, values: Values) -> None:
         super().__init__(values)
@@ -351,7 +351,7 @@ class _Asked(dict[Hashable, int]):
 
 
 def refuse_beyond(turns: Sequence[Turn], symbol: str) -> NoReturn:
-    """Raises an ExportError that names the lines which go another way at other sizes."""
+    """Raises an ExportError that names the lines which branch differently at sizes too large to try."""
     where = "".join(f"\n  at {shown_line(*line)}" for line in dict.fromkeys(turn.line for turn in turns))
     raise ExportError(
         "forward compares dynamic sizes, which come out the other way only where inputs are too large to try; a file "

@@ -1,4 +1,4 @@
-"""Functions of a whole number that torch.export takes as it is, for numbers that are dynamic sizes."""
+"""Replaces functions of an integer that torch.export would specialize, for integers that are dynamic sizes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["BY_SIZE"]
 
 
 def _places(count: Any, dtype: torch.dtype | None, device: Any) -> tuple[Tensor, Tensor]:
-    """0, 1, … as floating-point numbers (count), and how many."""
+    """0, 1, … as floating-point numbers ``(count,)``, and their number as a tensor."""
     places = torch.arange(count, dtype=dtype or torch.get_default_dtype(), device=device)
     return places, places.new_full((), count)
 
 
 def _window(own: Callable[..., Tensor], shape: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """``shape`` makes a window of how far along it each place is, 0 to 1, and more positional arguments."""
+    """A window function. ``shape`` computes it from each place's position, 0 to 1, and further positional arguments."""
 
     def window(
         window_length: Any,
@@ -74,7 +74,7 @@ def _rfftfreq(n: Any, d: float = 1.0, *, dtype: torch.dtype | None = None, devic
 
 
 def _roll(input: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
-    """The exporter's own is by constant shifts."""
+    """``roll``; the exporter's own takes only constant shifts."""
     both = [x if isinstance(x, (tuple, list)) else [x] for x in (shifts, dims)]
     if not any(isinstance(shift, torch.SymInt) for shift in both[0]) or len(both[0]) != len(both[1]):
         return torch.roll(input, shifts, dims)
@@ -86,7 +86,7 @@ def _roll(input: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
 
 
 def _shifted(own: Callable[..., Tensor], more: int) -> Callable[..., Tensor]:
-    """By half of each size, rounded up with ``more``."""
+    """Rolls by half of each size, rounded up if ``more`` is 1."""
 
     def shifted(input: Tensor, dim: Any = None) -> Tensor:
         dims = _dims(input, dim)
@@ -98,7 +98,7 @@ def _shifted(own: Callable[..., Tensor], more: int) -> Callable[..., Tensor]:
 
 
 def _tensor_split(input: Tensor, indices_or_sections: Any, dim: int = 0) -> tuple[Tensor, ...]:
-    """Torch's own takes the sizes of the parts for numbers. The first of them get one element each of what is left."""
+    """``tensor_split``; torch's own specializes the sizes of the parts. The first parts get one more element each."""
     size, parts = input.shape[dim], indices_or_sections
     if not isinstance(parts, int) or not isinstance(size, torch.SymInt):
         return torch.tensor_split(input, parts, dim)
@@ -109,7 +109,7 @@ def _tensor_split(input: Tensor, indices_or_sections: Any, dim: int = 0) -> tupl
 def _gradient(
     input: Tensor, *, spacing: Any = 1, dim: Any = None, edge_order: int = 1, **kwargs: Any
 ) -> tuple[Tensor, ...]:
-    """By differences of neighbours a number apart; between given places torch's own."""
+    """``gradient`` by differences of neighbours at a constant distance; for given coordinates, torch's own."""
     dims = _dims(input, dim)
     steps = list(spacing) if isinstance(spacing, (tuple, list)) else [spacing] * len(dims)
     if not _is_dynamic(input, dims) or len(steps) != len(dims) or any(isinstance(step, Tensor) for step in steps):
@@ -118,7 +118,7 @@ def _gradient(
 
 
 def _slope(x: Tensor, step: float, dim: int, edge_order: int) -> Tensor:
-    """Of one dimension; at both ends from the next ``edge_order`` elements."""
+    """The gradient along one dimension; at both ends it uses the next ``edge_order`` elements."""
 
     def at(place: int) -> Tensor:
         return x.narrow(dim, place if place >= 0 else x.shape[dim] + place, 1)
@@ -134,7 +134,7 @@ def _slope(x: Tensor, step: float, dim: int, edge_order: int) -> Tensor:
 def _matrix_norm(
     A: Tensor, ord: Any = "fro", dim: Any = (-2, -1), keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """The largest or smallest sum of a column or a row."""
+    """The largest or smallest absolute sum of a column or a row, for ``ord`` of ±1 or ±inf; else torch's own."""
     if ord not in (1, -1, math.inf, -math.inf) or not _is_dynamic(A, dim):
         return torch.linalg.matrix_norm(A, ord, dim, keepdim, dtype=dtype)
     added, other = (dim[0], dim[1]) if abs(ord) == 1 else (dim[1], dim[0])
@@ -144,7 +144,7 @@ def _matrix_norm(
 
 
 def _dims(x: Tensor, dim: Any) -> Sequence[int]:
-    """All of them for None."""
+    """The dimensions as a sequence; None means all."""
     return range(x.dim()) if dim is None else dim if isinstance(dim, (tuple, list)) else [dim]
 
 
@@ -153,7 +153,7 @@ def _is_dynamic(x: Tensor, dims: Any) -> bool:
 
 
 def _take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
-    """``torch.gather`` of tensors that are broadcast, from the end where an index is negative."""
+    """``torch.gather`` of broadcast tensors; negative indices count from the end."""
     size = input.numel() if dim is None else input.shape[dim] if input.dim() else 1
     indices = torch.where(indices < 0, indices + size, indices)
     if dim is None:
@@ -163,7 +163,7 @@ def _take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> T
 
 
 def _widened(x: Tensor, other: Tensor, dim: int) -> Tensor:
-    """With the sizes of another where it has 1, but along one dimension."""
+    """``x`` with its axes of size 1 expanded to the sizes of ``other``, except along ``dim``."""
     ones = [isinstance(size, int) and size == 1 for size in x.shape]
     return x.expand([other.size(axis) if one and axis != dim else -1 for axis, one in enumerate(ones)])
 
@@ -184,4 +184,4 @@ BY_SIZE: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.fft.fftshift: _shifted(torch.fft.fftshift, 0),
     torch.fft.ifftshift: _shifted(torch.fft.ifftshift, 1),
 }
-"""What is traced in their place."""
+"""By function, what is traced in its place."""

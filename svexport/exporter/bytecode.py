@@ -1,4 +1,4 @@
-"""What the code of a function loads by names, and copies of code that load something else."""
+"""Reads which names the code of a function loads, and makes copies of code that load other names."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _METHODS = {name.rpartition(".")[2]: name for name in FUNCTIONS if name.startswi
 
 @dataclass(frozen=True, eq=False)
 class Use:
-    """An instruction of a function that loads a value by a global name and attributes, or a method (from Python 3.11).
+    """A load of a value by a global name and attributes, or of a method (from Python 3.11), in a function's code.
 
     Attributes:
-        code: of the function, or one nested in it.
-        offset: of the instruction that loads the global, or the method.
-        names: global and attributes; of a method its name alone.
-        value: what they are now; of a method the name in :data:`FUNCTIONS`.
-        line: where it is written.
+        code: the code object of the function, or one nested in it.
+        offset: offset of the instruction that loads the global, or the method.
+        names: the global and its attributes; for a method, only its name.
+        value: their current value; for a method, its name in :data:`FUNCTIONS`.
+        line: source line of the load.
     """
 
     code: CodeType
@@ -44,7 +44,7 @@ class Use:
 
 
 def codes(code: CodeType) -> Iterator[CodeType]:
-    """A code object, and those of the functions, lambdas and comprehensions inside it."""
+    """A code object, and all those nested in it (functions, lambdas and comprehensions)."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -52,7 +52,7 @@ def codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def loads(code: CodeType) -> Iterator[tuple[list[dis.Instruction], int]]:
-    """Runs of instructions that load a variable, or attributes of what was there before, and attributes; their line."""
+    """Runs of instructions that load a variable (or start from an earlier value), then attributes; with their line."""
     run: list[dis.Instruction] = []
     line = first = code.co_firstlineno
     for instruction in dis.get_instructions(code):
@@ -65,29 +65,29 @@ def loads(code: CodeType) -> Iterator[tuple[list[dis.Instruction], int]]:
             continue
         if run:
             yield run, first
-        # Whatever a method is called on, the run is that of its name.
+        # The run of a method starts at its name, whatever it is called on.
         run, first = ([instruction], line) if instruction.opname.startswith("LOAD_") else ([], line)
     if run:
         yield run, first
 
 
 def attribute_of(value: Any, name: str) -> Any:
-    """Of a module or class, without running descriptors; None where it has none."""
+    """An attribute of a module or class; None if it has none."""
     try:
         return getattr(value, name)
-    except Exception:  # noqa: BLE001 - packages that import what is asked of them may not find it
+    except Exception:  # noqa: BLE001 - packages with lazy imports may fail
         return None
 
 
 def _is_method(instruction: dis.Instruction) -> bool:
-    """Whether it loads what is called next, with the object it was found on as first argument."""
+    """Whether an instruction loads a method that is called next, with its object as the first argument."""
     if instruction.opname == "LOAD_METHOD":
         return True
     return instruction.opname == "LOAD_ATTR" and sys.version_info >= (3, 12) and bool((instruction.arg or 0) & 1)
 
 
 def uses(function: FunctionType) -> Iterator[Use]:
-    """Every load of a global with its attributes, and of a method of tensors that svexport has a faster form of."""
+    """Every load of a global with its attributes, and of a tensor method for which svexport has an op."""
     names = function.__globals__
     for code in codes(function.__code__):
         for run, line in loads(code):
@@ -98,7 +98,7 @@ def uses(function: FunctionType) -> Iterator[Use]:
             if known:
                 yield Use(code, root.offset, tuple(chain), value, line)
             for instruction in run if root.opname in _ATTRIBUTES else attributes:
-                # Of modules and classes, whose attributes are not computed; what an object holds is its own.
+                # Only attributes of modules and classes are followed: they are not computed, unlike an object's.
                 known = known and isinstance(value, (ModuleType, type))
                 value = attribute_of(value, instruction.argval) if known else None
                 known = known and value is not None
@@ -114,7 +114,7 @@ def uses(function: FunctionType) -> Iterator[Use]:
 
 
 def _width(code: bytes | bytearray, offset: int) -> int:
-    """Bytes of an instruction with its caches."""
+    """Size of an instruction with its inline caches, in bytes."""
     entries: Any = getattr(opcode, "_inline_cache_entries", None)
     if entries is None:
         return 2
@@ -124,7 +124,7 @@ def _width(code: bytes | bytearray, offset: int) -> int:
 
 
 def _prefixes(code: bytes | bytearray, offset: int) -> int:
-    """How many EXTENDED_ARG come before an instruction."""
+    """Number of EXTENDED_ARG instructions before an instruction."""
     count = 0
     while offset >= 2 * (count + 1) and code[offset - 2 * (count + 1)] == opcode.EXTENDED_ARG:
         count += 1
@@ -132,13 +132,13 @@ def _prefixes(code: bytes | bytearray, offset: int) -> int:
 
 
 def rewritten(code: CodeType, changes: dict[CodeType, list[tuple[Use, str]]]) -> CodeType | None:
-    """``code`` with other names loaded, in functions inside it too; None where one does not fit in its instruction."""
+    """``code`` with other names loaded, also in nested functions; None if a name's index does not fit."""
     instructions, names = bytearray(code.co_code), list(code.co_names)
     for use, name in changes.get(code, ()):
         if name not in names:
             names.append(name)
         index, offset = names.index(name), use.offset
-        flag = sys.version_info >= (3, 11)  # the lowest bit: whether NULL is pushed too
+        flag = sys.version_info >= (3, 11)  # the lowest bit says whether NULL is pushed too
         argument = index << 1 | (0 if use.method else instructions[offset + 1] & 1) if flag else index
         prefixes = _prefixes(instructions, offset)
         if not use.method:
@@ -148,7 +148,7 @@ def rewritten(code: CodeType, changes: dict[CodeType, list[tuple[Use, str]]]) ->
             if argument:
                 return None
             continue
-        # Under the object that the method was found on, where the function that gets it as an argument belongs.
+        # The function is loaded and swapped below the method's object, which becomes its first argument.
         high = argument >> 8
         load = bytes([opcode.opmap["LOAD_GLOBAL"], argument & 0xFF])
         load += bytes(_width(load, 0) - 2)
@@ -174,19 +174,19 @@ _numbers = itertools.count()
 
 
 def inject(names: dict[str, Any], chain: tuple[str, ...], value: Any) -> str:
-    """Puts ``value`` among the globals of a module, under a name that is new there; what is there already stays one."""
+    """Adds ``value`` to the globals of a module under a new name, once per value; returns the name."""
     known = id(names), chain, id(value)
     if known not in _injected or _injected[known][0] not in names:
         name = next(n for i in _numbers if (n := f"_svexport_{i}_{chain[-1]}") not in names)
         names[name] = _namespace(chain[1:], value)
-        _injected[known] = name, value  # which also keeps the value, and so its id
+        _injected[known] = name, value  # the reference keeps the value's id valid
     return _injected[known][0]
 
 
 def _namespace(attributes: tuple[str, ...], value: Any) -> Any:
-    """Something with nothing but that attribute, of which there may be attributes in turn; without any, the value."""
+    """Nested namespaces that only hold this chain of attributes down to ``value``; ``value`` itself if it is empty."""
     for attribute in reversed(attributes):
-        space = ModuleType("svexport.bound")  # which torch.compile reads as it reads F
+        space = ModuleType("svexport.bound")  # torch.compile reads modules such as F
         vars(space)[attribute] = value
         value = space
     return value

@@ -1,4 +1,4 @@
-"""The calls of functions that a model's forward makes: what is the same as an op, and what a copy leaves to torch."""
+"""Function calls of a model's forward: compares them with ops, and counts those that a copy leaves to torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["Remaining", "Watch", "Wholes", "forward", "plan_of", "told"]
 
 
 class _Calls(TorchFunctionMode):
-    """Sees the calls of torch's functions that have an op; monkeypatching misses ``from torch import einsum``."""
+    """Intercepts calls of torch's functions that have an op; monkeypatching would miss ``from torch import einsum``."""
 
     def __init__(self, skipped: Set[str]) -> None:
         super().__init__()
@@ -52,10 +52,10 @@ class Watch(_Calls):
     def __init__(self, skipped: Set[str]) -> None:
         super().__init__(skipped)
         self.calls: dict[tuple[str, Key, str, frozenset[Key]], Proof] = {}
-        """By function, who calls it, where, and those who call that one in turn."""
+        """By function, its caller, the line, and the callers of that one."""
 
     def call(self, name: str, frame: FrameType, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Makes the call by torch, and adds to its proof what the faster function makes of the same arguments."""
+        """Makes the call with torch, and compares our function on the same arguments in its proof."""
         chain = _chain(frame)
         proof = self.calls.setdefault((name, chain[0], _line(frame), frozenset(chain)), Proof())
         function = FUNCTIONS[name]
@@ -74,10 +74,10 @@ class Remaining(_Calls):
     def __init__(self, skipped: Set[str]) -> None:
         super().__init__(skipped)
         self.calls: dict[tuple[str, Key, str], list[str]] = {}
-        """Why they are, by function, who calls it, and where."""
+        """Reasons, by function, its caller, and the line."""
 
     def call(self, name: str, frame: FrameType, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Makes the call by torch, and notes why nothing can be bound in its place."""
+        """Makes the call with torch, and notes why no op can be bound there."""
         if unnamed(frame.f_code, frame.f_globals):
             reason = f"{frame.f_code.co_name} was executed from text, in globals of no module"
         else:
@@ -88,14 +88,14 @@ class Remaining(_Calls):
 
 
 class Wholes:
-    """Compares every call of a function that an op may replace as a whole, while it is entered; or counts them."""
+    """While entered, compares (or only counts) every call of a function that an op may replace as a whole."""
 
     def __init__(self, skipped: Set[str], *, compare: bool = True) -> None:
         self.names = WHOLES.keys() - skipped
         self.compare = compare
         self.entered: Counter[Key] = Counter()
         self.calls: dict[tuple[Key, str, str, frozenset[Key]], Proof] = {}
-        """By function, the op, where it is defined, and those who call it."""
+        """By function, the op, the line of its definition, and its callers."""
         self.unfit: dict[tuple[Key, str], str] = {}
         self._arguments: dict[FrameType, list[Any]] = {}
 
@@ -105,7 +105,7 @@ class Wholes:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if isinstance(self._before, cProfile.Profile):  # until Python 3.12, where a profiler is no such function
+        if isinstance(self._before, cProfile.Profile):  # before Python 3.12, a cProfile.Profile is no such function
             sys.setprofile(None)
             self._before.enable()
         else:
@@ -135,7 +135,7 @@ class Wholes:
 
 
 def plan_of(watch: Watch, wholes: Wholes, skipped: frozenset[str]) -> Plan:
-    """What may be bound: all that was proven, where it was."""
+    """The plan of what may be bound: everything that was proven, in the places where it was."""
     entire = {key for key, _, _, _ in wholes.calls}
     entire -= {key for (key, *_), proof in wholes.calls.items() if proof.fault}
     outside = {call: proof for call, proof in watch.calls.items() if entire.isdisjoint(call[3])}
@@ -150,7 +150,7 @@ def plan_of(watch: Watch, wholes: Wholes, skipped: frozenset[str]) -> Plan:
 def told(
     watch: Watch, wholes: Wholes, remaining: Remaining, entered: Mapping[Key, int], plan: Plan
 ) -> tuple[list[Replacement], list[LeftAlone]]:
-    """What became of the calls of functions, line by line."""
+    """What was replaced and what was left alone of the function calls, line by line."""
     replaced, left = [], []
     entire = plan.wholes or frozenset()
     for key, line in wholes.unfit:
@@ -201,7 +201,7 @@ def _caller(function: Any) -> FrameType | None:
 
 
 def _chain(frame: FrameType | None) -> list[Key]:
-    """A frame and those that called it, in the model."""
+    """The keys of a frame and of its callers inside the model."""
     chain = []
     while frame is not None and frame.f_code is not forward.__code__:
         chain.append(key_of(frame.f_code, frame.f_globals))
@@ -210,7 +210,7 @@ def _chain(frame: FrameType | None) -> list[Key]:
 
 
 def _line(frame: FrameType) -> str:
-    """Where the user's code called: the innermost of the frames that is not torch's."""
+    """The line of the user's code that made the call: that of the innermost frame that is not torch's."""
     code = frame.f_code
     if line := user_line(frame, forward.__code__):
         return shown_line(*line)
@@ -218,14 +218,14 @@ def _line(frame: FrameType) -> str:
 
 
 def forward(model: nn.Module, arguments: tuple[Any, dict[str, Any]], *contexts: AbstractContextManager[Any]) -> Any:
-    """What a model returns in eval mode, for arguments of its own, under these contexts."""
+    """The results of a model in eval mode under these contexts, for copies of its arguments."""
     for module in model.modules():
         module.training = False
     bound = bind(model, *arguments)
     fresh = rebuild(dict(bound.arguments), lambda t: t.detach().clone())
     call = inspect.BoundArguments(bound.signature, fresh)  # type: ignore[arg-type]
     with torch.no_grad(), torch.random.fork_rng(devices=[]), ExitStack() as stack:
-        stack.enter_context(torch.compiler.set_stance("force_eager"))  # what is compiled calls by no name
+        stack.enter_context(torch.compiler.set_stance("force_eager"))  # compiled code calls nothing by name
         for context in contexts:
             stack.enter_context(context)
         return model(*call.args, **call.kwargs)

@@ -1,4 +1,4 @@
-"""From an exporter's file to ours: the user's names, the source line of each svexport node, no leftovers."""
+"""Cleans an exporter's file: restores the user's names, adds svexport nodes' source lines, removes leftovers."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ __all__ = ["clean", "keep_inputs", "keep_zero_padding", "name_sizes"]
 _STACK_TRACE, _NAMESPACE = "pkg.torch.onnx.stack_trace", "namespace"
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-"""Of a function such as ``torch.sym_max``, which has no module: another one in every process."""
+"""Address in the name of a function without a module, such as ``torch.sym_max``; it differs in every process."""
 
 
 def clean(model: onnx.ModelProto, input_names: Sequence[str], output_names: Sequence[str]) -> dict[str, str]:
-    """Takes the wrapper module out of every name, names inputs and outputs, and leaves of the exporters' metadata only
-    each svexport node's source line (``doc_string``) and each node's module (``namespace``), in place.
+    """Removes the wrapper module from every name, and names inputs and outputs, in place. Of the exporters' metadata it
+    keeps only each svexport node's source line (``doc_string``) and each node's module (``namespace``).
 
-    Returns the source lines of all nodes by name, where the exporter tells them.
+    Returns the source lines of nodes by name, as far as the exporter records them.
     """
     lines: dict[str, str] = {}
     nodes = [node for graph in graphs(model.graph) for node in graph.node]
     taken = {name for node in nodes for name in (node.name, *node.output)}
-    taken |= {value.name for value in model.graph.input}  # forward(self, w) beside self.w
+    taken |= {value.name for value in model.graph.input}  # forward(self, w) in a model with self.w
 
     @cache
     def unwrapped(name: str) -> str:
         new = _without_wrapper(name)
         if new == name:
             return name
-        while new in taken:  # the wrapper has casts of its own, too
+        while new in taken:  # the wrapper's own casts may have the name
             new += "_inner"
         taken.add(new)
         return new
@@ -78,8 +78,8 @@ def clean(model: onnx.ModelProto, input_names: Sequence[str], output_names: Sequ
 
 
 def _join_constants(model: onnx.ModelProto) -> None:
-    """Takes out each Identity by which an exporter gives one initializer several names, in place: TensorRT knows no
-    initializer behind it, and wants one where a convolution has its bias."""
+    """Removes each Identity by which an exporter gives one initializer several names, in place: TensorRT does not see
+    an initializer behind it, and requires one for the bias of a convolution."""
     constants = {tensor.name for graph in graphs(model.graph) for tensor in graph.initializer}
     results = {value.name for graph in graphs(model.graph) for value in graph.output}
     names: dict[str, str] = {}
@@ -98,8 +98,8 @@ def _join_constants(model: onnx.ModelProto) -> None:
 
 
 def _count_axes_from_the_front(model: onnx.ModelProto) -> None:
-    """Writes axes of reductions as numbers that are not negative, in place, where ranks are known: along negative ones
-    ONNX Runtime leaves tensors without elements as they are."""
+    """Makes axes of reductions non-negative, in place, if ranks are known: along negative axes ONNX Runtime does not
+    reduce tensors without elements."""
     constants = {tensor.name: tensor for graph in graphs(model.graph) for tensor in graph.initializer}
     for node in (node for graph in graphs(model.graph) for node in graph.node):
         if node.op_type == "Constant" and node.attribute[0].name == "value":
@@ -132,8 +132,8 @@ def _count_axes_from_the_front(model: onnx.ModelProto) -> None:
 
 
 def keep_zero_padding(model: onnx.ModelProto) -> None:
-    """Puts a Concat of one tensor between a Pad with zeros and the MaxPool behind it, in place: ONNX Runtime makes one
-    node of the two, whose padding is no zeros but less than any number."""
+    """Puts a Concat of one tensor between a zero Pad and the MaxPool after it, in place: ONNX Runtime would fuse these
+    into a pool that pads with minus infinity instead of zeros."""
     for graph in graphs(model.graph):
         constants = {tensor.name: tensor for tensor in graph.initializer}
         constants |= {
@@ -155,7 +155,7 @@ def keep_zero_padding(model: onnx.ModelProto) -> None:
 
 
 def _pads_with_less(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> bool:
-    """Whether a Pad writes minus infinity, as ``F.max_pool2d`` does itself."""
+    """Whether a Pad pads with minus infinity, as ``F.max_pool2d`` itself does."""
     value = attributes_of(node).get("value", 0.0)
     if len(node.input) > 2 and node.input[2] in constants:
         value = numpy_helper.to_array(constants[node.input[2]]).item()
@@ -167,7 +167,7 @@ def _ranks(types: Mapping[str, Value]) -> dict[str, int]:
 
 
 def keep_inputs(model: onnx.ModelProto, tensors: Mapping[str, Tensor], axes: Mapping[str, Mapping[int, str]]) -> None:
-    """Puts back the inputs that the TorchScript exporter left out because nothing uses them, in place."""
+    """Restores inputs that the TorchScript exporter dropped because nothing uses them, in place."""
     present = {value.name: value for value in model.graph.input}
     if len(present) == len(tensors):
         return
@@ -181,11 +181,11 @@ def keep_inputs(model: onnx.ModelProto, tensors: Mapping[str, Tensor], axes: Map
 
 
 def name_sizes(model: onnx.ModelProto, lowered: onnx.ModelProto, sizes: Mapping[str, Size]) -> None:
-    """Names the dynamic sizes of outputs after those of inputs that they equal, or else after the output, in place.
-    Those of inputs that are computed from others get their formulas, those that are static after all their numbers.
+    """Names dynamic sizes of outputs after equal sizes of inputs, or else after the output, in place.
+    Sizes of inputs that are computed from others get their formulas; sizes that turn out static get their numbers.
 
-    The TorchScript exporter names them after nodes (``Mul14_dim_0``), now and then different sizes the same. What
-    equals what is inferred on the same model in standard ONNX, ``lowered``, where such names are taken off too.
+    The TorchScript exporter names sizes after nodes (``Mul14_dim_0``), and sometimes gives different sizes one name.
+    Which sizes are equal is inferred on the same model in standard ONNX, ``lowered``, which also loses such names.
     """
     of_inputs = lambda name: not sizes.keys().isdisjoint(re.findall(r"\w+", name))  # noqa: E731 - "2*batch" too
     for graph in (*graphs(model.graph), *graphs(lowered.graph)):
@@ -194,10 +194,10 @@ def name_sizes(model: onnx.ModelProto, lowered: onnx.ModelProto, sizes: Mapping[
                 dim.ClearField("dim_param")
     if not all(dim.WhichOneof("value") for output in model.graph.output for dim in _dims(output)):
         for output in lowered.graph.output:
-            output.type.tensor_type.ClearField("shape")  # of branches that were not taken, it may have another rank
+            output.type.tensor_type.ClearField("shape")  # an untaken branch may have another rank
         inferred, types = onnx.shape_inference.infer_shapes(lowered, data_prop=True), dict[str, Value]()
         for output, known in zip(model.graph.output, inferred.graph.output, strict=True):
-            if not known.type.tensor_type.HasField("shape"):  # more is inferred where numbers are computed on the way
+            if not known.type.tensor_type.HasField("shape"):  # infer_types also follows computed numbers
                 types = types or infer_types(lowered)
                 shape = types[output.name].shape if output.name in types else None
                 known.CopyFrom(output if shape is None else _info(output.name, shape))
@@ -232,13 +232,13 @@ def _dims(value: onnx.ValueInfoProto) -> Sequence[onnx.TensorShapeProto.Dimensio
 
 
 def _without_wrapper(name: str) -> str:
-    # As a scope "/_svexport_model/conv", of a Sequential "/_svexport_model.0"; as a prefix
+    # The wrapper is a scope in "/_svexport_model/conv", or "/_svexport_model.0" for a Sequential; it is a prefix in
     # "_svexport_model.conv.weight".
     return re.sub(rf"(^|/)(?:{MODEL_ATTRIBUTE}[./])+", r"\1", name)
 
 
 def _clean_node(node: onnx.NodeProto) -> str:
-    """Returns its source line."""
+    """Cleans a node; returns its source line."""
     properties = {p.key: p.value for p in node.metadata_props}
     del node.metadata_props[:]
     if _NAMESPACE in properties:
@@ -249,12 +249,12 @@ def _clean_node(node: onnx.NodeProto) -> str:
     node.doc_string = ""
     if node.op_type == "Conv":
         _state_padding(node)
-    if node.op_type == "TopK":  # in any order is in this one too, and TensorRT has no other
+    if node.op_type == "TopK":  # sorted satisfies any order, and TensorRT supports only that
         remove_attribute(node, "sorted")
     line = user_frame(properties.get(_STACK_TRACE, ""))
     if node.domain != DOMAIN:
         return line
-    while node.input and not node.input[-1]:  # absent, which TensorRT's parser would make a null tensor of
+    while node.input and not node.input[-1]:  # TensorRT's parser makes null tensors of absent inputs
         node.input.pop()
     node.doc_string = line
     attributes = attributes_of(node)
@@ -266,7 +266,7 @@ def _clean_node(node: onnx.NodeProto) -> str:
 
 
 def _state_padding(node: onnx.NodeProto) -> None:
-    """Writes ``padding="same"`` as numbers: ONNX Runtime has no ``auto_pad`` with dilations."""
+    """Writes ``padding="same"`` as explicit pads: ONNX Runtime does not support ``auto_pad`` with dilations."""
     attributes = attributes_of(node)
     if attributes.get("auto_pad") == b"SAME_UPPER" and set(attributes["strides"]) == {1}:
         totals = [d * (k - 1) for d, k in zip(attributes["dilations"], attributes["kernel_shape"], strict=True)]
@@ -276,12 +276,12 @@ def _state_padding(node: onnx.NodeProto) -> None:
 
 
 def _rename_outputs(graph: onnx.GraphProto, names: Sequence[str]) -> None:
-    """Gives the graph's outputs their names; one that is an input, a constant or returned twice gets an Identity."""
+    """Names the graph's outputs; one that is an input, a constant, or returned twice gets an Identity."""
     fixed = {value.name for value in (*graph.input, *graph.initializer)}
     olds = [output.name for output in graph.output]
     inner = {n for node in graph.node for n in node.output} - set(olds)
     inner.update(tensor.name for tensor in graph.initializer)
-    renames = {name: f"{name}_inner" for name in inner.intersection(names)}  # a value that is no output has the name
+    renames = {name: f"{name}_inner" for name in inner.intersection(names)}  # inner values that have an output's name
     copied: list[tuple[str, str]] = []
     for old, output, name in zip(olds, graph.output, names, strict=True):
         if old in fixed or old in renames:

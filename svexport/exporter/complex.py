@@ -1,4 +1,4 @@
-"""Complex numbers, with which ONNX does not compute, traced as their real and imaginary parts."""
+"""Traces complex numbers, which ONNX does not compute with, as their real and imaginary parts."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ __all__ = ["ComplexParts"]
 
 
 class ComplexParts(TorchFunctionMode):
-    """Has functions of complex tensors traced as functions of their real and imaginary parts.
+    """Traces functions of complex tensors as functions of their real and imaginary parts.
 
-    Scripted code makes no calls while it is traced, and keeps its functions.
+    Scripted code calls no Python functions while it is traced, so it keeps its own.
 
     Args:
-        own: whether the exporter knows some complex functions itself, and gets those that are not known here. Else they
-            raise :class:`ExportError`, and complex tensors that are there already, buffers say, become constants.
+        own: whether the exporter supports some complex functions, and gets those that are unknown here. If not, they
+            raise :class:`ExportError`, and existing complex tensors, such as buffers, become constants.
     """
 
     def __init__(self, own: bool) -> None:
@@ -65,12 +65,12 @@ class ComplexParts(TorchFunctionMode):
         return result
 
     def _parts(self, value: Any) -> Any:
-        """A complex tensor of torch's as its parts."""
+        """One of torch's complex tensors as its parts; any other value as it is."""
         if not isinstance(value, Tensor) or isinstance(value, Complex) or not value.dtype.is_complex:
             return value
         if id(value) in self._known:
             return self._known[id(value)][1]
-        with untraced():  # where torch.export traces, it still does
+        with untraced():  # torch.export still traces this
             made = Complex(*(part.clone() for part in torch.view_as_real(value.resolve_conj()).unbind(-1)))
         self._known[id(value)] = value, made
         return made
@@ -97,7 +97,7 @@ class Complex(Tensor):
 
     @staticmethod
     def __new__(cls, re: Any, im: Any) -> Complex:
-        """One of the parts may be a number."""
+        """Either part may be a number, but not both."""
         dtype = torch.result_type(re, im)
         if not dtype.is_floating_point:
             dtype = torch.get_default_dtype()
@@ -121,13 +121,13 @@ class Complex(Tensor):
 
 def _is_complex(value: Any) -> bool:
     if isinstance(value, Tensor):
-        with torch._C.DisableTorchFunction():  # no mode need hear of it
+        with torch._C.DisableTorchFunction():  # hidden from other modes
             value = value.dtype
     return value.is_complex if isinstance(value, torch.dtype) else isinstance(value, complex)
 
 
 def _re(value: Any) -> Any:
-    """The real part, of types too; anything else as it is."""
+    """The real part of a complex tensor, or the real dtype of a complex one; anything else as it is."""
     if isinstance(value, Complex):
         return value.re
     return value.to_real() if isinstance(value, torch.dtype) and value.is_complex else value
@@ -142,13 +142,13 @@ def _whole(value: Any) -> Any:
 
 
 def _complex(value: Any) -> Any:
-    """A real tensor with an imaginary part."""
+    """A real tensor as a complex one with imaginary part 0."""
     real = isinstance(value, Tensor) and not isinstance(value, Complex)
     return Complex(value, 0.0) if real else value
 
 
 def _pair(value: Any) -> tuple[Any, Any]:
-    """Both parts of a tensor or a number; 0 of what is real."""
+    """Both parts of a tensor or a number; the imaginary part of a real one is 0."""
     if isinstance(value, Complex):
         return value.re, value.im
     return (value.real, value.imag) if isinstance(value, complex) else (value, 0.0)
@@ -179,7 +179,7 @@ def _joined(re: Any, im: Any) -> Any:
 
 
 def _product(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Of a function that is linear in each of its tensors."""
+    """Both parts of a function that is linear in each of its tensors."""
     flat = [leaf for arg in args for leaf in (arg if isinstance(arg, (tuple, list)) else [arg])]
     place = next((i for i, leaf in enumerate(flat) if isinstance(leaf, Complex)), None)
     if place is None:
@@ -193,7 +193,7 @@ def _product(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _joining(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Of a function that joins tensors, real ones among them."""
+    """Both parts of a function that joins tensors, some of which may be real."""
     return _of_each_part(func, mapped(_complex, args), mapped(_complex, kwargs))
 
 
@@ -210,7 +210,7 @@ def _assigned(x: Complex, value: Complex) -> Complex:
 
 
 def _sum(of: Callable[[Any, Any], Any]) -> Callable[..., Complex]:
-    """Of two, one of which may be real."""
+    """The sum or difference of two numbers, one of which may be real."""
 
     def function(x: Any, y: Any, *, alpha: Any = 1) -> Complex:
         (a, b), (c, d) = _pair(x), _pair(y)
@@ -230,7 +230,7 @@ def _mul(x: Any, y: Any) -> Complex:
     if not isinstance(x, complex):
         return _product(torch.mul, (x, y), {})
     a, b = _pair(y)
-    if x.real == 0:  # 1j, to mostly
+    if x.real == 0:  # mostly 1j
         return Complex(-b * x.imag, a * x.imag)
     return Complex(a * x.real - b * x.imag, a * x.imag + b * x.real)
 
@@ -255,7 +255,7 @@ def _polar(abs: Tensor, angle: Tensor) -> Complex:
 
 
 def _conj(z: Any) -> Any:
-    """Of what is real, itself."""
+    """The conjugate; a real tensor is its own."""
     return Complex(z.re, -z.im) if isinstance(z, Complex) else z
 
 
@@ -264,7 +264,7 @@ def _abs(z: Complex) -> Tensor:
 
 
 def _angle(z: Complex) -> Tensor:
-    """0 of 0. Files do not tell -0 from 0 in imaginary parts, where torch has -pi and pi of negative numbers."""
+    """The angle, 0 for 0. For negative numbers torch gives -pi if the imaginary part is -0, which files do not tell."""
     return torch.atan2(z.im, torch.where(z.re.abs() + z.im.abs() == 0, 1.0, z.re))
 
 
@@ -283,7 +283,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Complex:
 
 
 def _to(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Also ``type_as``. What goes to a real type loses its imaginary part."""
+    """``to`` and ``type_as``. A real dtype drops the imaginary part."""
     kinds = [value for value in (*args, *kwargs.values()) if isinstance(value, (Tensor, torch.dtype))]
     args, kwargs = mapped(_re, args), mapped(_re, kwargs)
     re = _re(x).to(*args, **kwargs)
@@ -296,11 +296,11 @@ def _to(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def _waves(rows: Any, columns: Any, size: Any, inverse: bool, norm: str | None, twice: bool, like: Tensor) -> Complex:
-    """``exp(-2 pi i j k / size)``, conjugated for the inverse, with the factor that ``norm`` asks for; rows are
-    ``twice`` as large if they stand for their conjugates, too. Sizes may be dynamic.
+    """The matrix ``exp(-2 pi i j k / size)``, conjugated for the inverse, with the factor that ``norm`` asks for. With
+    ``twice``, rows that also stand for their conjugates are doubled. Sizes may be dynamic.
 
-    Zeros of sine and cosine are none in floating point, and signs of what they make would be chance. Of static sizes by
-    NumPy, for torch.export would trace what torch computes, and the file compute it in single precision.
+    Exact zeros of sine and cosine are set, because rounding would give results random signs. Static sizes use NumPy:
+    torch.export would trace torch's computation, and the file would do it in float32.
     """
     dynamic = any(isinstance(n, torch.SymInt) for n in (rows, columns, size))
     of: Any = torch if dynamic else np
@@ -317,11 +317,11 @@ def _waves(rows: Any, columns: Any, size: Any, inverse: bool, norm: str | None, 
 
 
 def _transformed(x: Any, size: Any, dim: int, inverse: bool, norm: str | None, half: bool) -> Any:
-    """Along one axis, which is cut or filled up with zeros to ``size``. Of real numbers ``half`` leaves out what is
-    the conjugate of the rest, and of what is left makes real numbers again where it is inverse."""
+    """The transform along one axis, cut or zero-padded to ``size``. With ``half``, a transform of real numbers omits
+    the conjugate half of its result, and the inverse makes real numbers from the remaining half."""
     real = half and inverse
     with untraced():
-        given = torch.sym_int(_re(x).shape[dim])  # a number where TorchScript traces
+        given = torch.sym_int(_re(x).shape[dim])  # an int under TorchScript
         size = (2 * (given - 1) if real else given) if size is None else torch.sym_int(size)
         rows = torch.sym_min(given, size // 2 + 1 if real else size)
         matrix = _waves(rows, size // 2 + 1 if half and not inverse else size, size, inverse, norm, real, _re(x))
@@ -342,7 +342,7 @@ def _mapped_parts(function: Callable[[Tensor], Tensor], x: Any) -> Any:
 
 
 def _fourier(inverse: bool, half: bool, last: int | None) -> Callable[..., Tensor]:
-    """Of the ``last`` one or two axes by default, None for all of them: ``fft``, ``fft2`` and ``fftn``."""
+    """``fft``, ``fft2`` or ``fftn``: by default along the ``last`` one or two axes, or all axes if it is None."""
 
     def transform(input: Tensor, s: Any = None, dim: Any = None, norm: str | None = None, *, n: Any = None) -> Tensor:
         s = n if s is None else s
@@ -351,7 +351,7 @@ def _fourier(inverse: bool, half: bool, last: int | None) -> Callable[..., Tenso
         dims = [dim] if isinstance(dim, int) else list(dim)
         sizes = list(s) if isinstance(s, (tuple, list)) else [s] * len(dims)
         pairs = list(zip(sizes, dims, strict=True))
-        for size, axis in reversed(pairs) if half and not inverse else pairs:  # real numbers are those of the last
+        for size, axis in reversed(pairs) if half and not inverse else pairs:  # the last axis is the real one
             input = _transformed(input, size, axis, inverse, norm, half and axis == dims[-1])
         return input
 
@@ -359,8 +359,8 @@ def _fourier(inverse: bool, half: bool, last: int | None) -> Callable[..., Tenso
 
 
 def _hermitian(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Of what is symmetric (``hfft``), by the inverse transform of the conjugate; and what makes such of real numbers
-    (``ihfft``), the conjugate of the transform. The factors of the two directions are exchanged."""
+    """``hfft`` of Hermitian input as the inverse transform of the conjugate, and ``ihfft`` of real input as the
+    conjugate of the transform. The norm factors of the two directions are exchanged."""
 
     def transform(input: Tensor, s: Any = None, dim: Any = None, norm: str | None = None, **kwargs: Any) -> Tensor:
         turned = {"forward": "backward", "ortho": "ortho"}.get(norm or "", "forward")
@@ -370,7 +370,7 @@ def _hermitian(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _transforms(axes: str, last: int | None) -> dict[str, Callable[..., Tensor]]:
-    """Those of ``torch.fft`` whose names end with ``axes``."""
+    """The functions of ``torch.fft`` whose names end with ``axes``."""
     fft, ifft, rfft, irfft = (_fourier(inverse, half, last) for half in (False, True) for inverse in (False, True))
     names = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
     functions = (fft, ifft, rfft, irfft, _hermitian(irfft), _hermitian(rfft))
@@ -382,20 +382,20 @@ _FOURIER = _transforms("", 1) | _transforms("2", 2) | _transforms("n", None)
 
 
 def _istft(z: Complex, *args: Any, **kwargs: Any) -> Tensor:
-    """As of a batch of one: the exporter has no ``unsqueeze`` of complex numbers, by which torch makes one."""
+    """``istft`` of a batch of one: torch would unsqueeze a complex tensor, which the exporter does not support."""
     if z.re.dim() > 2:
         return torch.istft(_whole(z), *args, **kwargs)
     return torch.istft(torch.complex(z.re.unsqueeze(0), z.im.unsqueeze(0)), *args, **kwargs).squeeze(0)
 
 
 _OF_TYPES = {"dtype", "is_complex", "is_floating_point", "requires_grad", "__hash__"}
-"""Functions that may be asked of what stands for a complex tensor."""
+"""Functions that are answered by the complex stand-in itself."""
 
 _OF_SHAPES = {
     *("__len__", "device", "dim", "get_device", "is_contiguous", "is_cuda", "ndim", "ndimension", "nelement", "numel"),
     *("shape", "size"),
 }
-"""Functions of a complex tensor that say the same of its real part."""
+"""Functions that give the same for a complex tensor and for its real part."""
 
 _OF_EACH_PART = {
     *("__getitem__", "alias", "broadcast_tensors", "broadcast_to", "chunk", "clone", "contiguous", "cpu", "cumsum"),
@@ -406,7 +406,7 @@ _OF_EACH_PART = {
     *("T", "t", "take_along_dim", "tensor_split", "tile", "transpose", "tril", "triu", "unbind", "unflatten"),
     *("unsqueeze", "view", "view_as"),
 }
-"""Functions whose parts are those of the parts."""
+"""Functions that apply to each part separately."""
 
 _JOINING = {"cat", "concat", "stack"}
 
@@ -432,7 +432,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "angle": _angle,
     "cdouble": lambda x: _to(x, torch.complex128),
     "cfloat": lambda x: _to(x, torch.complex64),
-    "complex": lambda real, imag: Complex(real, imag),  # by these names
+    "complex": lambda real, imag: Complex(real, imag),  # torch's argument names
     "copy_": lambda x, y: _assigned(x, _add(torch.zeros_like(x.re), y)),
     "exp": lambda z: _polar(z.re.exp(), z.im),
     **_FOURIER,
@@ -452,4 +452,4 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 _MAKERS = _FOURIER.keys() | {"cdouble", "cfloat", "complex", "polar", "view_as_complex"}
-"""Functions that make complex tensors of real ones."""
+"""Functions that make complex tensors from real ones."""

@@ -1,4 +1,4 @@
-"""Values that Python takes of tensors which no input decides, as ``torch.export`` traces: they are constants."""
+"""Constant values for Python while ``torch.export`` traces: values of tensors that do not depend on inputs."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ __all__ = [
 ]
 
 LINE = "svexport_line"
-"""Attribute of an error: the user's line at which it was raised."""
+"""Attribute of an error that holds the user's line at which it was raised."""
 
 MOST_BYTES = 16 * 2**20
-"""No larger constant is made of constants."""
+"""Largest constant, in bytes, that is computed from constants."""
 
 _VALUES = {"__array__", "__bool__", "__complex__", "__contains__", "__float__", "__index__", "__int__", "allclose"}
 _VALUES |= {"equal", "is_nonzero", "item", "numpy", "tolist"}
-"""Functions that give Python the values of tensors."""
+"""Functions by which Python reads the values of tensors."""
 
 _SIZED_BY_VALUES = {"argwhere", "bincount", "masked_select", "nonzero", "repeat_interleave", "unique"}
 _SIZED_BY_VALUES |= {"unique_consecutive", "_unique2"}
-"""Functions whose results have sizes that are values; ``where`` of one tensor, and masks as indices, are so too."""
+"""Functions whose result sizes depend on values, as do those of one-argument ``where`` and of masks as indices."""
 
 _OF_MATRICES = {"cholesky", "geqrf", "inverse", "matrix_exp", "matrix_power", "orgqr", "ormqr", "pinverse", "qr", "svd"}
 _OF_MATRICES |= {
@@ -56,13 +56,13 @@ _OF_MATRICES |= {
         *("matrix_exp", "matrix_power", "pinv", "qr", "slogdet", "solve", "solve_triangular", "svd", "svdvals"),
     )
 }
-"""Functions that ONNX has nothing for, or many nodes: of constants, as parametrized weights are, they are constants."""
+"""Functions that ONNX lacks, or needs many nodes for. Applied to constants, such as parametrized weights, they fold."""
 
 _TAKE_SIZES = {"arange", "broadcast_to", "empty", "expand", "narrow", "new_empty", "new_ones"}
 _TAKE_SIZES |= {"new_zeros", "ones", "rand", "randn", "repeat", "reshape", "tile", "unflatten", "view", "zeros"}
 _TAKE_SIZES |= {"chunk", "linspace", "logspace", "one_hot", "roll", "tensor_split", "unfold"}
 _TAKE_SIZES |= {f"{kind}_pool{n}d" for kind in ("adaptive_avg", "adaptive_max", "avg", "max") for n in (1, 2, 3)}
-"""Functions that take integer tensors without dimensions for sizes, and learn their values without a call."""
+"""Functions that accept 0-d integer tensors as sizes, and read their values without a Python call."""
 
 _RANDOM: tuple[str, ...] = (
     "bernoulli",
@@ -76,18 +76,18 @@ _RANDOM: tuple[str, ...] = (
     "poisson",
 )
 _RANDOM += ("rand", "seed", "uniform")
-"""In names of functions that give no value twice."""
+"""Parts of the names of random functions, whose values cannot be computed again."""
 
 _OF_SIZES = {"__len__", "data_ptr", "dim", "element_size", "is_contiguous", "numel", "size", "storage_offset", "stride"}
 _OF_SIZES |= {"__get__", "__set__", "untyped_storage"}
-"""Functions that make no tensor; properties but for those of :data:`_VIEWS`."""
+"""Functions that make no tensor; ``__get__`` is any property except those of :data:`_VIEWS`."""
 
 _IMMUTABLE = {bool, complex, float, int, str, torch.Size, torch.device, torch.dtype, torch.layout, torch.memory_format}
-"""What a function may be given to be called again: arrays and other objects may have changed by then."""
+"""Argument types with which a function may be called again later; arrays and other objects may change meanwhile."""
 
 _MAY_BE_IN_PLACE = {"celu", "elu", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "mish", "relu", "relu6"}
 _MAY_BE_IN_PLACE |= {"rrelu", "selu", "silu", "threshold"}
-"""Functions with an argument that says so."""
+"""Functions with an ``inplace`` argument."""
 
 _NOT_IN_PLACE = {"__index__", "__int__", "__invert__", "__iter__"}
 
@@ -95,18 +95,18 @@ _VIEWS = {"H", "T", "data", "mH", "mT"}
 
 
 class NotTraced(ExportError):
-    """What no way of torch.export is to be tried with."""
+    """An error after which no other strategy of torch.export is to be tried."""
 
 
 class ConstantValues(TorchFunctionMode):
-    """Gives Python the values of tensors that come of parameters, buffers and numbers alone, which fake tensors have
-    none of: ``for h, w in self.shapes: h = int(h)``, ``x[self.mask]``.
+    """Gives Python the values of tensors computed from parameters, buffers and numbers alone; fake tensors have no
+    values. Examples: ``for h, w in self.shapes: h = int(h)``, ``x[self.mask]``.
 
-    What is computed is computed again, of the true tensors, where a value is asked for. A tensor that was written to
-    is no constant, nor is what comes of one that depends on an input, of a dynamic size, or of random numbers.
+    When a value is read, its computation is repeated on the true tensors. A tensor that was written to is no constant;
+    nor is one computed from inputs, dynamic sizes or random numbers.
 
     Args:
-        model: whose parameters and buffers are constants; entered within a forward in which they may be fake.
+        model: its parameters and buffers are constants. The mode is entered inside forward, where they may be fake.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -115,7 +115,7 @@ class ConstantValues(TorchFunctionMode):
         self._model = model
         self._known: dict[int, tuple[weakref.ref[Tensor], int, Callable[[], Any]]] = {}
         self._written: set[int] = set()
-        self._data: set[int] = set()  # storages of what ``data`` returned
+        self._data: set[int] = set()  # storages of results of ``.data``
 
     def __enter__(self) -> ConstantValues:
         self._outside = sys._getframe(1).f_code
@@ -142,7 +142,7 @@ class ConstantValues(TorchFunctionMode):
             with _outside():
                 found, value = _tried(again)
             if found and name in _OF_MATRICES:
-                value = mapped(Tensor.clone, value)  # traced, for forward may write to it
+                value = mapped(Tensor.clone, value)  # a traced copy: forward may write to it
                 self._keep(value, again)
             if found:
                 return value
@@ -151,7 +151,7 @@ class ConstantValues(TorchFunctionMode):
             args = self._with_places(name, args)
         data = name == "data" and getattr(func, "__self__", None) is Tensor.data
         try:
-            result = args[0].detach() if data else func(*args, **kwargs)  # of which torch.export loses the values
+            result = args[0].detach() if data else func(*args, **kwargs)  # torch.export loses values of .data
         except Exception as error:
             line = user_line(sys._getframe(1), self._outside)
             if line and not hasattr(error, LINE):
@@ -177,19 +177,19 @@ class ConstantValues(TorchFunctionMode):
         return leaf is None or leaf is Ellipsis or type(leaf) in _IMMUTABLE
 
     def _value_of(self, tensor: Tensor) -> Callable[[], Any] | None:
-        """How to get the true tensor that a traced one stands for; None where there is none."""
+        """A function that returns the true tensor for a traced one; None if there is none."""
         if self._written and _storage(tensor) in self._written:
             return None
         reference, version, value = self._known.get(id(tensor), (None, 0, None))
         if reference is not None and reference() is tensor:
             with torch._C.DisableTorchFunction():
                 return value if tensor._version == version else None
-        if type(tensor) is Tensor and not _is_traced(tensor):  # an attribute that is no buffer
+        if type(tensor) is Tensor and not _is_traced(tensor):  # a plain attribute, not a buffer
             return tensor.detach
         return None
 
     def _again(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[], Any]:
-        """Calls a function with the true tensors, once."""
+        """A function that calls ``func`` with the true tensors, at most once."""
         given = mapped(self._held_value, (args, dict(kwargs)))
         results: list[Any] = []
 
@@ -228,7 +228,7 @@ class ConstantValues(TorchFunctionMode):
     def _with_numbers(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments with numbers instead of constant tensors where a size, or an end of a slice, is meant."""
+        """The arguments, with numbers in place of constant tensors that mean a size or the end of a slice."""
 
         def number(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor) or leaf.dim() or leaf.is_floating_point() or leaf.dtype == torch.bool:
@@ -238,7 +238,7 @@ class ConstantValues(TorchFunctionMode):
                 found, true = (False, None) if value is None else _tried(value)
                 return int(true) if found and true is not None else leaf
 
-        if name in ("full", "new_full"):  # whose other number has a type
+        if name in ("full", "new_full"):  # the fill value keeps its dtype
             size = slice(0, 1) if name == "full" else slice(1, 2)
             return (*args[: size.start], *mapped(number, args[size]), *args[size.stop :]), kwargs
         if name in _TAKE_SIZES:
@@ -250,7 +250,7 @@ class ConstantValues(TorchFunctionMode):
         return args, kwargs
 
     def _with_places(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Indices with the places of each constant mask instead of it, which has no size that depends on an input."""
+        """The indices, with each constant mask replaced by integer indices, whose number is constant."""
         if len(args) < 2:
             return args
         indices = tuple(args[1]) if name.startswith("index_put") else _as_tuple(args[1])
@@ -269,7 +269,7 @@ class ConstantValues(TorchFunctionMode):
 
 
 class _Later:
-    """A true tensor, computed where it is needed."""
+    """A true tensor, computed when it is needed."""
 
     def __init__(self, value: Callable[[], Any]) -> None:
         self._value = value
@@ -287,7 +287,7 @@ def _as_tuple(indices: Any) -> tuple[Any, ...]:
 
 
 def _tried(value: Callable[[], Any]) -> tuple[bool, Any]:
-    """Whether there is a value, and which. Errors are the traced function's to raise."""
+    """Whether there is a value, and the value. An error is ignored, as the traced function will raise it."""
     try:
         return True, mapped(lambda x: x.clone() if isinstance(x, Tensor) else x, value())
     except Exception:  # noqa: BLE001 - see above
@@ -296,7 +296,7 @@ def _tried(value: Callable[[], Any]) -> tuple[bool, Any]:
 
 @contextmanager
 def _outside() -> Iterator[None]:
-    """Computes with true tensors, outside of any trace."""
+    """Leaves every trace and mode, to compute with true tensors."""
     with ExitStack() as stack:
         stack.enter_context(torch._C.DisableTorchFunction())
         stack.enter_context(_disable_current_modes())
@@ -310,7 +310,7 @@ def _held(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def called(func: Any) -> str:
-    """``mul``, ``__getitem__``, ``shape``, ``fft_rfft2``: of methods, functions, properties and operators alike."""
+    """The name of a method, function, property or operator: ``mul``, ``__getitem__``, ``shape``, ``fft_rfft2``."""
     if isinstance(func, torch._ops.OpOverload):
         return func._schema.name.partition("::")[2]
     name: str = getattr(func, "__name__", "")
@@ -318,7 +318,7 @@ def called(func: Any) -> str:
 
 
 def _name(func: Any) -> str:
-    """As :func:`called`, of properties that are no views the same."""
+    """Like :func:`called`, but ``__get__`` for every property that is no view."""
     name = called(func)
     return "__get__" if getattr(func, "__name__", "") == "__get__" and name not in _VIEWS else name
 
@@ -341,14 +341,14 @@ def _is_traced(tensor: Tensor) -> bool:
 
 def _storage(tensor: Tensor) -> int:
     try:
-        with torch._C.DisableTorchFunction():  # no mode need hear of it
+        with torch._C.DisableTorchFunction():  # hidden from other modes
             return tensor.untyped_storage()._cdata
     except Exception:  # noqa: BLE001 - sparse, or a stand-in without one
         return id(tensor)
 
 
 def leaves_of(value: Any) -> Iterator[Any]:
-    """What lies in dicts, slices, lists and tuples, sizes among them."""
+    """The leaves of nested dicts, slices, lists and tuples, including those of a ``torch.Size``."""
     if isinstance(value, dict):
         value = tuple(value.values())
     if isinstance(value, slice):
@@ -361,14 +361,14 @@ def leaves_of(value: Any) -> Iterator[Any]:
 
 
 def mapped(function: Callable[[Any], Any], value: Any) -> Any:
-    """The same structure with a function of every leaf; a ``torch.Size`` is one."""
+    """The same structure with the function applied to every leaf; a ``torch.Size`` is one leaf."""
     if isinstance(value, dict):
         return {key: mapped(function, item) for key, item in value.items()}
     if isinstance(value, slice):
         return slice(*(mapped(function, item) for item in (value.start, value.stop, value.step)))
     if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size):
         items = [mapped(function, item) for item in value]
-        if hasattr(value, "n_sequence_fields"):  # a result with names, of torch.linalg.qr for instance
+        if hasattr(value, "n_sequence_fields"):  # a named result, for example of torch.linalg.qr
             return type(value)(items)  # type: ignore[arg-type, call-arg]
         return items if isinstance(value, list) else tuple(items)
     return function(value)
@@ -376,15 +376,15 @@ def mapped(function: Callable[[Any], Any], value: Any) -> Any:
 
 @contextmanager
 def without_assertions() -> Iterator[None]:
-    """Drops ``torch._check_tensor_all``: a file asserts nothing, and the values it looks at are no constants."""
-    # Two functions: dynamo takes none by two names.
+    """Drops ``torch._check_tensor_all``: a file has no assertions, and the values that it reads are no constants."""
+    # Two lambdas, because dynamo accepts no function with two names.
     with swapped(torch, _check_tensor_all=lambda *_, **__: None, _check_tensor_all_with=lambda *_, **__: None):
         yield
 
 
 @contextmanager
 def texts_of_sizes() -> Iterator[list[str]]:
-    """Gathers the user's lines that make texts of dynamic sizes, of which ``torch.export`` knows nothing."""
+    """Collects the user's lines that turn dynamic sizes into text, which ``torch.export`` does not notice."""
     lines: list[str] = []
     names = ("__repr__", "__str__", "__format__")
     own = {name: vars(torch.SymInt)[name] for name in names if name in vars(torch.SymInt)}
@@ -405,7 +405,7 @@ def texts_of_sizes() -> Iterator[list[str]]:
 
 @contextmanager
 def lines_of_sizes(forward: CodeType) -> Iterator[None]:
-    """Notes at errors the first of the user's lines, called by ``forward``, that took a dynamic size for a number."""
+    """Adds to errors the first of the user's lines, called by ``forward``, that specialized a dynamic size."""
     from torch.fx.experimental.sym_node import SymNode
 
     lines: list[str] = []
@@ -428,8 +428,8 @@ def lines_of_sizes(forward: CodeType) -> Iterator[None]:
 
 @contextmanager
 def sizes_stay_dynamic() -> Iterator[None]:
-    """Refuses ``int(n)``, ``int(n / 4)`` and ``float(n)`` of a dynamic size in the user's code, and of ``x.item()``:
-    torch.export, where it is not strict, goes on with the number it is now."""
+    """Refuses ``int(n)``, ``int(n / 4)`` and ``float(n)`` of a dynamic size or of ``x.item()`` in the user's code:
+    non-strict torch.export would continue with the current number."""
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
     def refusing(own: Callable[[Any], Any]) -> Callable[[Any], Any]:

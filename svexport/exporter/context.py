@@ -1,4 +1,4 @@
-"""All that is another while torch.export traces a model and the exporter behind it decomposes the graph."""
+"""Everything that is patched while torch.export traces a model and its exporter decomposes the graph."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ __all__ = ["other_functions", "tracing", "without_symbolics"]
 
 @contextmanager
 def tracing(model: FlatModel, tensors: Sequence[Tensor], dynamic: bool) -> Iterator[None]:
-    """Everything that is to be another while a model is traced and decomposed."""
+    """Applies every patch for tracing and decomposing a model."""
     with (
         _transforms_ended(),
         _without_dump(),
@@ -71,14 +71,14 @@ def tracing(model: FlatModel, tensors: Sequence[Tensor], dynamic: bool) -> Itera
 
 
 def other_functions(dynamic: bool) -> tuple[TorchFunctionMode, ...]:
-    """Modes that have other functions traced in place of some."""
+    """Modes that replace some functions by others while tracing."""
     always = IN_PLACE_OF | _AS_NUMBERS | _OF_INDICES | _OF_NOTHING | _OF_A_NUMBER | _OF_SIZES | _ARITHMETIC
     return FullRanges(), InPlaceOf(always | (_OF_DYNAMIC_SIZES if dynamic else {}))
 
 
 @contextmanager
 def without_symbolics(opset: int) -> Iterator[None]:
-    """Leaves an ``autograd.Function`` that says by ``symbolic`` what it is in a file to the exporter that asks it."""
+    """Leaves an ``autograd.Function`` that defines ``symbolic`` to the TorchScript exporter, which calls that."""
     if opset >= FIRST_DYNAMO_OPSET:
         yield
         return
@@ -96,7 +96,7 @@ def without_symbolics(opset: int) -> Iterator[None]:
 
 @contextmanager
 def _transforms_ended() -> Iterator[None]:
-    """Ends those of ``torch.func`` that an error has left: all that is computed after it would go through them."""
+    """Pops ``torch.func`` transforms that an error has left open: all later computation would go through them."""
     functorch = torch._C._functorch
     depth = functorch.get_dynamic_layer_stack_depth()
     try:
@@ -107,8 +107,8 @@ def _transforms_ended() -> Iterator[None]:
 
 @contextmanager
 def _constants_kept() -> Iterator[None]:
-    """onnxscript's rules write their constants over others of the same name, and take those of the first
-    ``clamp(0, 1)`` of a tensor away with the second."""
+    """Works around onnxscript's rules, which overwrite constants of the same name: the second ``clamp(0, 1)`` of a
+    tensor removes the constants of the first."""
     from onnxscript.rewriter._rewrite_rule import RewriteRule
 
     own = RewriteRule.try_rewrite
@@ -130,11 +130,11 @@ def _constants_kept() -> Iterator[None]:
 
 @contextmanager
 def _constants_as_they_are() -> Iterator[None]:
-    """onnxscript's rules take 1e-12 for 0, and so drop what keeps a division from being one by 0."""
+    """Compares constants exactly: onnxscript's rules take 1e-12 for 0, and drop what guards a division by 0."""
     from onnxscript.rewriter import _matcher
 
     def isclose(a: float, b: float, **tolerances: float) -> bool:
-        return math.isclose(a, b, rel_tol=2**-24, abs_tol=0)  # the same in float32
+        return math.isclose(a, b, rel_tol=2**-24, abs_tol=0)  # equal in float32
 
     with swapped(_matcher, math=SimpleNamespace(isclose=isclose)):
         yield
@@ -142,7 +142,7 @@ def _constants_as_they_are() -> Iterator[None]:
 
 @contextmanager
 def _registry_read_once() -> Iterator[None]:
-    """Keeps the exporter's own conversions, of which it otherwise reads the source code in every export."""
+    """Caches the exporter's own conversions; it would read their source code in every export."""
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
     own = ONNXRegistry.__dict__["from_torchlib"]
@@ -151,7 +151,7 @@ def _registry_read_once() -> Iterator[None]:
         key = args, tuple(kwargs.items())
         if key not in _registries:
             _registries[key] = own.__get__(None, cls)(*args, **kwargs)
-        registry = copy.copy(_registries[key])  # ours are registered in it
+        registry = copy.copy(_registries[key])  # our conversions are registered in the copy
         registry.functions = {target: list(found) for target, found in registry.functions.items()}
         return registry
 
@@ -164,8 +164,8 @@ _registries: dict[Any, Any] = {}
 
 @contextmanager
 def _composites_collected_once() -> Iterator[None]:
-    """Keeps the list of functions that torch decomposes by itself, until there are other functions; and has torch
-    write their types without making them: together half of what a small model takes."""
+    """Caches the list of composite functions until functions are added, and has torch write their types without making
+    them. Together these take half of the export of a small model."""
     from torch.export import decomp_utils, exported_program
 
     places = [module for module in (decomp_utils, exported_program) if hasattr(module, "_collect_all_valid_cia_ops")]
@@ -182,7 +182,7 @@ def _composites_collected_once() -> Iterator[None]:
         for module in places:
             stack.enter_context(swapped(module, _collect_all_valid_cia_ops=collected))
         if "Callable" in vars(torch._ops):
-            stack.enter_context(swapped(torch._ops, Callable=typing.Callable))  # which keeps what it is indexed by
+            stack.enter_context(swapped(torch._ops, Callable=typing.Callable))  # caches subscripted types
         yield
 
 
@@ -191,7 +191,7 @@ _composites: dict[int, Any] = {}
 
 @contextmanager
 def _without_dump() -> Iterator[None]:
-    """Keeps torch.export from printing its whole graph where the first of its ways fails on a model."""
+    """Keeps torch.export from printing its whole graph if its first strategy fails on a model."""
     from torch.export import _trace
 
     with swapped(_trace, print=lambda *_, **__: None):
@@ -200,7 +200,7 @@ def _without_dump() -> Iterator[None]:
 
 @contextmanager
 def _decomposed_by_node() -> Iterator[None]:
-    """Has the exporter decompose single nodes, and trace a program a second time where that is not enough."""
+    """Has the exporter decompose node by node, and trace a program a second time only if that is not enough."""
     from torch.export import decomp_utils
     from torch.onnx._internal.exporter import _decomp, _fx_passes
 
@@ -224,8 +224,8 @@ def _decomposed_by_node() -> Iterator[None]:
 
 @contextmanager
 def _exact() -> Iterator[None]:
-    """Has the exporter decompose functions that it converts to something else than torch, as the other exporter has
-    them."""
+    """Has the exporter decompose functions that it converts differently from torch, as for the TorchScript
+    exporter."""
     from torch.onnx._internal.exporter import _decomp
 
     own = _decomp.create_onnx_friendly_decomposition_table
@@ -245,7 +245,7 @@ def _exact() -> Iterator[None]:
 def _normalized_by_itself(
     x: Tensor, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool, *rest: float
 ) -> Any:
-    """BatchNormalization that is told to train gives its statistics in another order, and another variance."""
+    """Batch norm in training. ONNX's returns its statistics in another order, and another variance."""
     if not training:
         return NotImplemented
     whole = made_by_torch("aten::_native_batch_norm_legit_functional")
@@ -260,16 +260,16 @@ def _cross_entropy(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
 ) -> Any:
-    """The exporter's own forgets ``label_smoothing``, and takes neither probabilities nor a single sample."""
+    """Cross entropy. The exporter's own ignores ``label_smoothing``, and takes neither probabilities nor one sample."""
     if x.dim() > 1 and not label_smoothing and not target.is_floating_point():
         return NotImplemented
     whole = torch.ops.aten.cross_entropy_loss.default
-    composed = torch._C.DispatchKey.CompositeImplicitAutograd  # whole.decompose() may be this function
+    composed = torch._C.DispatchKey.CompositeImplicitAutograd  # whole.decompose() may call this function
     return whole._op_dk(composed, x, target, weight, reduction, ignore_index, label_smoothing)
 
 
 def _unfold_side_by_side(x: Tensor, dimension: int, size: int, step: int) -> Any:
-    """Windows that do not overlap are a dimension divided in two."""
+    """``unfold`` whose windows do not overlap: splits the dimension in two."""
     dimension %= x.dim() or 1
     length = x.shape[dimension] if x.dim() else None
     if size != step or not isinstance(length, int) or length < size:
@@ -281,7 +281,7 @@ def _unfold_side_by_side(x: Tensor, dimension: int, size: int, step: int) -> Any
 def _patches_side_by_side(
     x: Tensor, kernel_size: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]
 ) -> Any:
-    """As of ``unfold``, of patches."""
+    """``im2col`` whose patches do not overlap, likewise."""
     sizes = x.shape[-2:]
     plain = list(kernel_size) == list(stride) and set(dilation) == {1} and set(padding) == {0} and x.dim() == 4
     if not plain or any(not isinstance(n, int) or n % k for n, k in zip(sizes, kernel_size, strict=True)):
@@ -292,7 +292,7 @@ def _patches_side_by_side(
 
 
 def _by_long_indices(name: str) -> Callable[..., Any]:
-    """Of indices of 32 bits the exporter makes GatherND and ScatterND, which are for 64."""
+    """Widens int32 indices: the exporter passes them to GatherND and ScatterND, which take int64."""
 
     def function(x: Tensor, indices: Sequence[Tensor | None], *rest: Any, **kwargs: Any) -> Any:
         if all(index is None or index.dtype != torch.int32 for index in indices):
@@ -304,14 +304,14 @@ def _by_long_indices(name: str) -> Callable[..., Any]:
 
 
 def _projected_lstm(input: Tensor, hx: Sequence[Tensor], *args: Any) -> Any:
-    """ONNX's LSTM has no projection of its state: a step after the other."""
+    """An LSTM with projected state, step by step: ONNX's LSTM has no projection."""
     if hx[0].shape[-1] == hx[1].shape[-1]:
         return NotImplemented
     return made_by_torch("aten::lstm.input")(input, hx, *args)
 
 
 def _copied(x: Tensor, values: Tensor, non_blocking: bool = False) -> Any:
-    """The exporter's own gives the values in their own shape."""
+    """``copy``. The exporter's own does not expand the values to the shape of ``x``."""
     if list(map(str, x.shape)) == list(map(str, values.shape)):
         return NotImplemented
     return values.to(x.dtype).expand(x.shape).clone()
@@ -330,7 +330,7 @@ _ALSO: dict[str, Callable[..., Any]] = {
     "aten::lstm.input": _projected_lstm,
     "aten::unfold": _unfold_side_by_side,
 }
-"""As :data:`EXACT`, of what the other exporter has right or another form of."""
+"""Like :data:`EXACT`, for functions that the TorchScript exporter converts correctly, or has in another form."""
 
 
 def _affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None = None) -> Tensor:
@@ -338,7 +338,7 @@ def _affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None 
 
 
 def _as_numbers(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Of booleans, the exporters divide by what is 0 without the small number that torch adds."""
+    """Casts booleans to numbers: for booleans, the exporters divide by 0 without the epsilon that torch adds."""
     return function(*map(_number, args), **{name: _number(x) for name, x in kwargs.items()})
 
 
@@ -347,7 +347,7 @@ def _number(x: Any) -> Any:
 
 
 def _by_places(function: Callable[..., Any], input: Tensor, index: Any, *values: Any) -> Any:
-    """Of a mask beside other indices, the exporter takes those for masks as well: the places of each mask."""
+    """Replaces masks by indices: if a mask comes with other indices, the exporter takes those for masks as well."""
     indices = index if isinstance(index, tuple) else (index,)
     if any(map(is_mask_of_places, indices)) and sum(isinstance(i, (Tensor, list)) for i in indices) > 1:
         index = tuple(by_places(indices))
@@ -355,7 +355,7 @@ def _by_places(function: Callable[..., Any], input: Tensor, index: Any, *values:
 
 
 def _by_a_tensor(function: Callable[..., Any], input: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """The exporter makes a number of what may be the size of a tensor."""
+    """Passes dynamic sizes as tensors: the exporter would make constants of them."""
 
     def tensor(value: Any) -> Any:
         if not isinstance(value, (torch.SymInt, torch.SymFloat)):
@@ -367,8 +367,8 @@ def _by_a_tensor(function: Callable[..., Any], input: Tensor, *args: Any, **kwar
 
 
 def _arithmetic(function: Callable[..., Any], input: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
-    """The exporter adds masks, which ONNX does not, and makes a number of a quotient of sizes that whole numbers get to
-    do with. It takes no whole numbers from any other."""
+    """Arithmetic on which the exporter fails: it adds masks, which ONNX does not; it makes a constant of a quotient of
+    sizes that meets integers; and it does not subtract integers from floats."""
     fractions = (torch.SymFloat, float) if "rsub" in function.__name__ else torch.SymFloat
     if isinstance(input, Tensor) and isinstance(other, fractions) and not input.is_floating_point():
         input = input.to(torch.result_type(input, 1.0))
@@ -381,7 +381,7 @@ def _arithmetic(function: Callable[..., Any], input: Any, other: Any, *args: Any
 
 
 def _of_nothing(function: Callable[..., Any], input: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Of products of nothing, ONNX Runtime's Gemm forgets the factor of what they are added to."""
+    """``addmm`` with an empty inner dimension: ONNX Runtime's Gemm then ignores ``beta``."""
     if len(args) != 2 or not isinstance(args[0].shape[-1], int) or args[0].shape[-1]:
         return function(input, *args, **kwargs)
     beta = kwargs.get("beta", 1)
@@ -390,14 +390,14 @@ def _of_nothing(function: Callable[..., Any], input: Tensor, *args: Any, **kwarg
 
 
 def _of_a_number(function: Callable[..., Any], input: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """A number has no axis to have a place on: rows of nothing, of which ONNX's NonZero makes columns."""
+    """``nonzero`` of a scalar: rows without columns, for which ONNX's NonZero makes columns."""
     if input.dim() or args or kwargs.get("as_tuple"):
         return function(input, *args, **kwargs)
     return function(input.reshape(1))[:, :0]
 
 
 def _parts(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """The exporter makes a sequence of the parts of a dynamic size, on which its optimizer fails, and TensorRT too."""
+    """Splits of a dynamic size. The exporter writes a sequence, on which its optimizer and TensorRT fail."""
     parts = function(*args, **kwargs)
     input: Tensor = args[0] if args else kwargs["input" if "input" in kwargs else "tensor"]
     dim = args[2] if len(args) > 2 else kwargs.get("dim", 0)
@@ -411,7 +411,7 @@ def _parts(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _arange(*args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Tensor:
-    """How many steps there are is counted in double, as torch does; ONNX's Range counts in the type of the numbers."""
+    """Counts the steps of ``arange`` in float64, as torch does; ONNX's Range counts in the dtype of the numbers."""
     names = ("end",) if len(args) == 1 else ("start", "end", "step")
     given = {"start": 0, "step": 1, **dict(zip(names, args, strict=False))}
     start, end, step = (kwargs.pop(name, given.get(name)) for name in ("start", "end", "step"))

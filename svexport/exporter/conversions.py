@@ -1,7 +1,6 @@
-"""Conversions to ONNX that both exporters get, in place of theirs that say something else than torch.
+"""Conversions to ONNX for both exporters, in place of their own that differ from torch.
 
-Each is given a :class:`Writer`, and the arguments that torch has: values of a graph, and numbers of Python where they
-are known.
+Each gets a :class:`Writer` and torch's arguments: values of a graph, or Python numbers if they are known.
 """
 
 from __future__ import annotations
@@ -16,36 +15,36 @@ __all__ = ["CONVERSIONS", "ELEMENTWISE", "TYPES", "WHOLE", "Writer"]
 
 
 INTEGERS = {torch.uint8: 2, torch.int8: 3, torch.int16: 5, torch.int32: 6, torch.int64: 7}
-"""Types of integers that torch computes powers of, as ONNX numbers them."""
+"""Integer dtypes that torch computes powers of, with ONNX's numbers for them."""
 WHOLE = {*INTEGERS, torch.bool}
 TYPES = {**INTEGERS, torch.float32: 1, torch.bool: 9, torch.float16: 10, torch.float64: 11, torch.bfloat16: 16}
 
 
 class Writer(Protocol):
-    """Writes nodes of a graph; its values are those of an exporter."""
+    """Writes nodes into a graph. Its values are the exporter's own objects."""
 
     opset: int
 
     def __call__(self, op_type: str, *inputs: Any, outputs: int = 1, **attributes: Any) -> Any:
-        """The outputs of a new node, a tuple of several; attributes are floats, or integers and lists of them."""
+        """The output of a new node, or a tuple of several; attributes are floats, integers or lists of integers."""
 
     def constant(self, tensor: torch.Tensor) -> Any:
-        """A constant."""
+        """A constant with the values of ``tensor``."""
 
     def dtype(self, value: Any) -> torch.dtype | None:
-        """Of a value, where it is known."""
+        """The dtype of a value; None if it is unknown."""
 
     def rank(self, value: Any) -> int | None:
-        """Of a value, where it is known."""
+        """The rank of a value; None if it is unknown."""
 
     def typed(self, x: Any, kind: torch.dtype | None) -> Any:
-        """A number or a tensor as a tensor of a type; for None, of any."""
+        """A number or a tensor as a tensor of dtype ``kind``; None leaves the dtype open."""
         if isinstance(x, (bool, int, float)):
             return self.constant(torch.tensor(x, dtype=kind))
         return x if kind in (None, self.dtype(x)) else self("Cast", x, to=TYPES[kind])
 
     def reduced(self, op_type: str, x: Any, axes: Sequence[int] | None, keepdims: bool) -> Any:
-        """A reduction, whose axes are an input from some opset on; over all for None. Of one number, that number."""
+        """A reduction over ``axes``, or over all if None; later opsets take them as an input. A scalar stays as is."""
         if self.rank(x) == 0:
             return self("Identity", x)
         if axes is None or (self.opset < 18 and op_type != "ReduceSum"):
@@ -54,11 +53,11 @@ class Writer(Protocol):
         return self(op_type, x, self.constant(torch.tensor(list(axes))), keepdims=int(keepdims))
 
     def squeezed(self, x: Any, *axes: int) -> Any:
-        """Without dimensions of size 1."""
+        """Removes axes of size 1."""
         return self("Squeeze", x, self.constant(torch.tensor(axes)))
 
     def unsqueezed(self, x: Any) -> Any:
-        """With a last dimension of size 1."""
+        """Appends an axis of size 1."""
         return self("Unsqueeze", x, self.constant(torch.tensor([-1])))
 
 
@@ -68,7 +67,7 @@ def _is_floating(write: Writer, x: Any) -> bool:
 
 
 def _with_places(convert: Callable[..., tuple[Any, Any]]) -> Callable[..., tuple[Any, Any]]:
-    """``convert``, which makes values and their places, of masks too, and of single numbers."""
+    """Extends ``convert``, which returns values and their indices, to masks and scalars."""
 
     def function(write: Writer, x: Any, *rest: Any, **given: Any) -> tuple[Any, Any]:
         if write.rank(x) == 0:
@@ -83,14 +82,14 @@ def _with_places(convert: Callable[..., tuple[Any, Any]]) -> Callable[..., tuple
 
 @_with_places
 def _sorted_along(write: Writer, x: Any, count: Any, axis: int, largest: bool) -> tuple[Any, Any]:
-    """The first of the sorted values along an axis, and where they are; NaN is larger than all numbers."""
+    """The first ``count`` sorted values along an axis, and their indices; NaN is larger than all numbers."""
     numbers = _without_nan(write, x, math.inf)
     values, places = write("TopK", numbers, count, outputs=2, axis=axis, largest=int(largest), sorted=1)
     return (values if numbers is x else write("GatherElements", x, places, axis=axis)), places
 
 
 def _without_nan(write: Writer, x: Any, number: float) -> Any:
-    """An infinity in place of NaN, and the last finite number in place of that infinity."""
+    """Replaces NaN by an infinity, and that infinity by the largest finite number of its sign."""
     dtype = write.dtype(x)
     if dtype is None or not dtype.is_floating_point:
         return x
@@ -100,7 +99,7 @@ def _without_nan(write: Writer, x: Any, number: float) -> Any:
 
 
 def _larger(write: Writer, op_type: str, x: Any, y: Any, kind: torch.dtype | None) -> Any:
-    """The larger or smaller of two (Max, Min) of one type: of integers, ONNX Runtime compares 32 bits of 64."""
+    """Max or Min of two tensors of one dtype. For int64, ONNX Runtime would compare only 32 bits."""
     if kind == torch.bool:
         return write("Or" if op_type == "Max" else "And", x, y)
     if kind is not None and kind.is_floating_point:
@@ -112,10 +111,10 @@ _BITS = 64
 
 
 def _integer_power(write: Writer, x: Any, exponent: Any, kind: torch.dtype) -> Any:
-    """A power of integers as torch has it, modulo two to the bits of ``kind``, by products: Pow is of floating-point
-    numbers in TensorRT, and of doubles in ONNX Runtime, which are others from 2**53 on.
+    """A power of integers as in torch, modulo two to the number of bits of ``kind``, by products: TensorRT's Pow takes
+    only floats, and ONNX Runtime's computes in float64, which is inexact from 2**53.
 
-    Either of ``x`` and ``exponent`` may be an ``int``; an exponent that is one is not negative.
+    Either of ``x`` and ``exponent`` may be an ``int``; an ``int`` exponent is not negative.
     """
     wide = torch.int64 if kind == torch.int64 or not isinstance(exponent, int) else torch.int32
     x, one = write.typed(x, wide), write.typed(1, wide)
@@ -126,13 +125,13 @@ def _integer_power(write: Writer, x: Any, exponent: Any, kind: torch.dtype) -> A
         exponent = write.typed(exponent, wide)
         negative = write("Less", exponent, zero)
         result = _by_bits(write, x, write("Where", negative, write("Mod", exponent, two), exponent), one)
-        unit = write("Or", write("Equal", x, one), write("Equal", x, minus_one))  # whose reciprocal is an integer
+        unit = write("Or", write("Equal", x, one), write("Equal", x, minus_one))  # 1 and -1: reciprocals are integers
         result = write("Where", write("And", negative, write("Not", unit)), zero, result)
     return result if kind == wide else write.typed(result, kind)
 
 
 def _by_squaring(write: Writer, x: Any, exponent: int, one: Any) -> Any:
-    """``x`` to a number."""
+    """``x`` to the power of a known exponent."""
     if exponent < 2:
         return x if exponent else write("Add", write("Sub", x, x), one)
     root = _by_squaring(write, x, exponent // 2, one)
@@ -141,18 +140,18 @@ def _by_squaring(write: Writer, x: Any, exponent: int, one: Any) -> Any:
 
 
 def _by_bits(write: Writer, x: Any, exponent: Any, one: Any) -> Any:
-    """The product of the squares, squares of squares and so on that the bits of an exponent from 0 on choose."""
+    """``x`` to a power by its exponent's bits: the product of the repeated squares that they choose."""
     places = [2 ** min(bit, _BITS - 2) for bit in range(_BITS)]
     digits = write("Div", write.unsqueezed(exponent), write.constant(torch.tensor(places)))
     digits = write("Mod", digits, write.constant(torch.tensor(2)))
-    last = [1] * (_BITS - 1) + [2]  # which no digit is: there is no bit of that place
+    last = [1] * (_BITS - 1) + [2]  # 2 equals no digit, as that place has no bit
     chosen = write("Equal", digits, write.constant(torch.tensor(last)))
     squares = [write.unsqueezed(x)]
     while len(squares) < _BITS - 1:
         squares.append(write("Mul", squares[-1], squares[-1]))
     powers = write("Concat", *squares, squares[-1], axis=-1 if write.rank(x) is None else write.rank(x))
     factors = write("Where", chosen, powers, one)
-    for size in (32, 16, 8, 4, 2, 1):  # ReduceProd is of doubles in ONNX Runtime, too
+    for size in (32, 16, 8, 4, 2, 1):  # ONNX Runtime's ReduceProd is float64 too
         halves = torch.arange(size), torch.arange(size, 2 * size)
         factors = write("Mul", *(write("Gather", factors, write.constant(half), axis=-1) for half in halves))
     return write.squeezed(factors, -1)
@@ -162,7 +161,7 @@ def _by_bits(write: Writer, x: Any, exponent: Any, one: Any) -> Any:
 
 
 def _result_type(write: Writer, x: Any, y: Any) -> torch.dtype:
-    """As torch has it, of tensors and numbers."""
+    """torch's result dtype of tensors and numbers."""
 
     def like(v: Any) -> Any:
         if isinstance(v, (bool, int, float)):
@@ -174,7 +173,7 @@ def _result_type(write: Writer, x: Any, y: Any) -> torch.dtype:
 
 
 def _clamp(write: Writer, x: Any, min: Any = None, max: Any = None) -> Any:
-    """Clip has the largest finite number in place of a bound that is none, or that is NaN."""
+    """``clamp``. Clip would use the largest finite number for a bound that is missing or NaN."""
     kind = write.dtype(x)
     low, high = (bound if bound is None else write.typed(bound, kind) for bound in (min, max))
     if isinstance(min, (int, float)) and isinstance(max, (int, float)) and _is_floating(write, x):
@@ -192,8 +191,8 @@ def _mean(
 
 
 def _log_sum_exp(write: Writer, x: Any, dim: Sequence[int], keepdim: bool = False) -> Any:
-    """Of numbers less their largest one: ReduceLogSumExp of ONNX Runtime takes none out behind a first infinity, and
-    what is below -88 then for nothing."""
+    """logsumexp after subtracting the largest number: ONNX Runtime's ReduceLogSumExp subtracts nothing if the first
+    number is infinite, and numbers below -88 then vanish."""
     kind = write.dtype(x) or torch.float32
     kind = kind if kind.is_floating_point else torch.float32
     x = write.typed(x, kind)
@@ -202,7 +201,7 @@ def _log_sum_exp(write: Writer, x: Any, dim: Sequence[int], keepdim: bool = Fals
     axes = list(dim) or None
     last = torch.finfo(kind).max
     bounds = (write.typed(bound, kind) for bound in (-last, last))
-    largest = write("Clip", write.reduced("ReduceMax", x, axes, True), *bounds)  # no infinity less itself
+    largest = write("Clip", write.reduced("ReduceMax", x, axes, True), *bounds)  # avoid inf - inf
     total = write.reduced("ReduceSum", write("Exp", write("Sub", x, largest)), axes, True)
     result = write("Add", write("Log", total), largest)
     return result if keepdim else write.squeezed(result, *(axes or range(write.rank(x) or 0)))
@@ -216,7 +215,7 @@ def _power(write: Writer, x: Any, exponent: Any) -> Any:
 
 
 def _floor_divide(write: Writer, x: Any, y: Any) -> Any:
-    """By the exact remainder: the exporters' own rounds the quotient, and takes 2 // 0.4 (4) for 5."""
+    """Floor division by the exact remainder. The exporters' own round the quotient, and give 5 for 2 // 0.4 (4)."""
     kind = _result_type(write, x, y)
     x, y = write.typed(x, kind), write.typed(y, kind)
     if kind in INTEGERS:
@@ -229,7 +228,7 @@ def _floor_divide(write: Writer, x: Any, y: Any) -> Any:
         return write("Sub", quotient, write.typed(less, kind))
     one, half, zero = (write.typed(number, kind) for number in (1, 0.5, 0))
     rest, opposite = _exact_rest(write, x, y, zero)
-    quotient = write("Div", write("Sub", x, rest), y)  # whole, but for rounding
+    quotient = write("Div", write("Sub", x, rest), y)  # an integer, up to rounding
     quotient = write("Where", opposite, write("Sub", quotient, one), quotient)
     whole = write("Floor", quotient)
     larger = write("Greater", write("Sub", quotient, whole), half)
@@ -238,7 +237,7 @@ def _floor_divide(write: Writer, x: Any, y: Any) -> Any:
 
 
 def _remainder(write: Writer, x: Any, y: Any) -> Any:
-    """Of the sign of ``y``: the exporters' own is what a rounded quotient leaves, nothing of 2 % 0.4."""
+    """The remainder, with the sign of ``y``. The exporters' own use a rounded quotient, and give 0 for 2 % 0.4."""
     kind = _result_type(write, x, y)
     x, y = write.typed(x, kind), write.typed(y, kind)
     if kind in INTEGERS:
@@ -248,14 +247,14 @@ def _remainder(write: Writer, x: Any, y: Any) -> Any:
 
 
 def _exact_rest(write: Writer, x: Any, y: Any, zero: Any) -> tuple[Any, Any]:
-    """A remainder of the sign of ``x``, and whether ``y`` has the other."""
+    """The remainder with the sign of ``x``, and whether ``y`` has the other sign."""
     rest = write("Mod", x, y, fmod=1)
     signs = (("Less", "Greater"), ("Greater", "Less"))
     return rest, write("Or", *(write("And", write(a, rest, zero), write(b, y, zero)) for a, b in signs))
 
 
 def _negated(write: Writer, x: Any) -> Any:
-    """ONNX negates no unsigned integers."""
+    """``neg``; ONNX's Neg takes no unsigned integers."""
     if write.dtype(x) != torch.uint8:
         return write("Neg", x)
     all_of_them = write.typed(256, torch.int32)
@@ -264,8 +263,8 @@ def _negated(write: Writer, x: Any) -> Any:
 
 
 def _truth(of_all: bool) -> Callable[..., Any]:
-    """Whether any is true, by the largest, which of nothing is negative or 0 and the exporter's own takes for true; or
-    all are, where none is not: the smallest of nothing depends on ONNX Runtime's version."""
+    """``any``: the largest element is greater than 0; for nothing it is negative or 0, which the exporter's own takes
+    for true. ``all``: no element is false, because the smallest of nothing depends on ONNX Runtime's version."""
 
     def convert(write: Writer, x: Any, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Any:
         found = write.typed(x, torch.bool)
@@ -294,11 +293,11 @@ def _topk(write: Writer, x: Any, k: Any, dim: int = -1, largest: bool = True, so
 
 
 def _extremes(name: str) -> dict[str, Callable[..., Any]]:
-    """The largest or smallest (Max, Min), and where it is."""
+    """The largest or smallest value (Max, Min), and its index."""
     small = name.lower()
 
     def along_all(write: Writer, x: Any, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
-        """NaN where one is: what the reductions do with it is open.
+        """NaN if there is one: ONNX does not specify what reductions do with it.
 
         Of masks, by numbers: ONNX reduces none before opset 20, and TensorRT at none.
         """
@@ -319,7 +318,7 @@ def _extremes(name: str) -> dict[str, Callable[..., Any]]:
         return (values, places) if keepdim else (write.squeezed(values, dim), write.squeezed(places, dim))
 
     def place(write: Writer, x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
-        """The first NaN, which comes before all numbers."""
+        """The index of the first NaN, if there is one."""
         if write.rank(x) == 0:
             return write.constant(torch.tensor(0))
         if dim is not None:
@@ -361,10 +360,10 @@ CONVERSIONS: dict[str, Callable[..., Any]] = {
     **{f"aten::any{form}": _truth(False) for form in ("", ".dim", ".dims")},
     "aten::logsumexp": _log_sum_exp,
     "aten::sort": _sort,
-    "aten::sort.stable": lambda write, x, *, stable=None, **given: _sort(write, x, **given),  # as TopK is anyway
+    "aten::sort.stable": lambda write, x, *, stable=None, **given: _sort(write, x, **given),  # TopK is stable anyway
     "aten::topk": _topk,
 }
-"""By the overload of ATen."""
+"""By ATen overload."""
 
 ELEMENTWISE = frozenset(_OF_ELEMENTS) | {"aten::maximum", "aten::minimum"}
-"""Those that compute in the type of their result."""
+"""Functions that compute in the dtype of their result."""

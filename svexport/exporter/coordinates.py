@@ -1,7 +1,7 @@
-"""What of half models stays float32 behind their products: coordinates, norms, and what those are computed from.
+"""What stays float32 in half models: coordinates, norms, and what these are computed from, back to products.
 
-A half model samples where its float32 form does. What is computed of parameters alone stays, too, which costs nothing:
-those are numbers of the file.
+So a half model samples at the same coordinates as its float32 form. What is computed from parameters alone stays
+float32 too. That costs nothing, because it is constant in the file.
 """
 
 from __future__ import annotations
@@ -52,32 +52,32 @@ from svexport.tracing.state import unchanged
 __all__ = ["Followed", "Origin", "half_model"]
 
 Origin = Call | int | str
-"""What numbers come from: a call, an input by its place, a parameter or buffer by its name."""
+"""Where numbers come from: a call, an input (by index), or a parameter or buffer (by name)."""
 
 _NORMS = {"layer_norm", "rms_norm"}
-"""Norms of what linear layers make. Others are of maps, which are large, or one node with the sums before them, which
-is float32 inside: ``keep="auto"`` has those, too."""
+"""Norms of linear layers' results. Other norms take feature maps, which are large, or are one node with the sums before
+them, which is float32 inside; ``keep="auto"`` also keeps those."""
 
 _SUMS = {"add", "sub", "__radd__", "__rsub__", "relu"}
-"""What adds up numbers, or chooses among them, before a norm."""
+"""Functions before a norm that add numbers, or choose among them."""
 
 _JOINS = {"cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack", "column_stack"} | CONVERTS
-"""Functions that round nothing."""
+"""Functions that join or convert tensors, and round nothing."""
 
 
 @dataclass
 class _Seen:
-    """What was learned of a call.
+    """What was learned about a call.
 
     Attributes:
-        before: what it is given, but constants.
-        learned: whether that is parameters and what is computed of them alone.
-        fixed: whether it is computed of parameters, buffers and constants by functions that are no layers.
-        features: whether it is a layer, or is given what a layer made.
-        border: whether coordinates are not followed beyond it: a layer, of more than parameters, or a product of
+        before: origins of its arguments, without constants.
+        learned: whether the arguments are parameters, or computed from them alone.
+        fixed: whether it is computed from parameters, buffers and constants by functions that are no layers.
+        features: whether it is a layer, or gets the result of a layer.
+        border: whether coordinates are not followed past it: a layer of more than parameters, or a product of
             features.
-        bias: what a linear layer adds.
-        made: the type of what it makes.
+        bias: origins of the bias, if it is a linear layer.
+        made: dtype of its result.
     """
 
     before: set[Origin] = field(default_factory=set)
@@ -93,16 +93,16 @@ class Followed(Calls):
     """Follows where the numbers of a forward come from.
 
     Attributes:
-        seen: its calls, in the order of execution.
-        coordinates: what samplers are given as such.
-        differed: whether a function was given several types that takes one.
+        seen: the calls of the forward, in the order of execution.
+        coordinates: origins of the coordinates that samplers get.
+        differed: whether a function that takes one dtype was given several.
     """
 
     def __init__(self, model: nn.Module, inputs: Collection[Tensor] = ()) -> None:
         super().__init__(model)
         held = [*model.named_parameters(), *model.named_buffers()]
         self._parameters = {name for name, _ in model.named_parameters()}
-        # Tensors with what they come from; they are kept alive, for others would get their ids.
+        # Tensors with their origins, by id. The references keep them alive, so that no other tensor gets their id.
         self._origins: dict[int, tuple[Tensor, frozenset[Origin]]] = {id(t): (t, frozenset({n})) for n, t in held}
         self._origins |= {id(t): (t, frozenset({place})) for place, t in enumerate(inputs)}
         self.seen: dict[Call, _Seen] = {}
@@ -110,10 +110,10 @@ class Followed(Calls):
         self.differed = False
 
     def call(self, call: Call, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Notes what it is given.
+        """Notes the origins of its arguments.
 
         Raises:
-            UnsupportedError: of tensors that a call is told to write to, whose numbers are followed no further.
+            UnsupportedError: for ``out=``, because the numbers of such a tensor cannot be followed.
         """
         if kwargs.get("out") is not None:
             raise UnsupportedError(f"{call.function}(out=) is not followed; {call.source}")
@@ -125,7 +125,7 @@ class Followed(Calls):
         return self._mark(result, {call})
 
     def typed(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Notes what is converted."""
+        """Notes a conversion of dtype."""
         result = func(*args, **kwargs)
         if is_wide(result):
             call = self.place(name, sys._getframe(2))
@@ -134,11 +134,11 @@ class Followed(Calls):
         return result
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The result comes from where its numbers do."""
+        """The result has the origins of the arguments."""
         return self._mark(func(*args, **kwargs), self._of((args, kwargs)))
 
     def _result(self, name: str, func: Any, given: Given) -> Any:
-        """Of a call, in the types that a half model has by itself."""
+        """The result of a call in the dtypes that a plain half model has."""
         args, kwargs = of_one_type(name, given)
         self.differed |= differ(given) and (func is F.grid_sample or not differ((args, kwargs)))
         if func is F.grid_sample and differ(given):
@@ -150,7 +150,7 @@ class Followed(Calls):
         return cast(func(*args, **kwargs), half)
 
     def in_place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What is changed comes from where all of it does."""
+        """The changed tensor gets the origins of all arguments."""
         self.differed |= differ((args, kwargs))
         origins = self._of((args, kwargs))
         result = super().in_place(func, args, kwargs)
@@ -158,7 +158,7 @@ class Followed(Calls):
         return self._mark(result, origins)
 
     def upstream(self, places: Collection[Origin]) -> dict[Origin, None]:
-        """What numbers are computed from, themselves first, up to layers and products of features."""
+        """The given origins, and all that they are computed from, up to layers and products of features."""
         waiting, found = sorted(places, key=str), dict[Origin, None]()
         while waiting:
             origin = waiting.pop()
@@ -170,16 +170,16 @@ class Followed(Calls):
         return found
 
     def parameters(self, calls: Mapping[Call, str]) -> set[str]:
-        """Names of the parameters and buffers that calls are given; of those kept for their biases, of these alone."""
+        """Names of the parameters and buffers that calls get; for calls kept for their bias, only the bias."""
         given = (self.seen[call].bias if why == BIAS else self.seen[call].before for call, why in calls.items())
         return {origin for one in given for origin in one if isinstance(origin, str)}
 
     def kept(self, others: Mapping[Call, str] | None = None) -> dict[Origin, str]:
-        """What stays float32: what coordinates are computed from, and what is computed of that alone; norms, with the
-        sums before them; and what is computed of parameters alone, which are numbers of the file, rounded once.
+        """What stays float32: what coordinates are computed from, and what is computed from that alone; norms with the
+        sums before them; and what is computed from parameters alone, which is constant in the file and rounded once.
 
         Args:
-            others: that stay float32 besides, and why.
+            others: further calls that stay float32, and why.
         """
         kept: dict[Origin, str] = dict.fromkeys(self.upstream(self.coordinates), "coordinates")
         for call in [call for call in self.seen if call.function in MATRICES]:
@@ -197,7 +197,7 @@ class Followed(Calls):
         kept = {**self._sums(norms), **dict.fromkeys(norms, "a norm"), **kept}
         kept |= dict[Origin, str]((others or {}).items())
         kept |= dict.fromkeys(self._biases(kept), BIAS)
-        for call, seen in self.seen.items():  # but what only moves numbers of half types
+        for call, seen in self.seen.items():  # except those that only move half numbers
             before = seen.before - {call}
             moves = call.function in _JOINS and not seen.fixed
             if moves and call in kept and before and kept.keys().isdisjoint(before):
@@ -205,7 +205,7 @@ class Followed(Calls):
         return kept
 
     def _sums(self, norms: Collection[Call]) -> dict[Origin, str]:
-        """The sums that norms are given, back to products."""
+        """The sums that norms get, back to products."""
         waiting, found = list(norms), dict[Origin, str]()
         while waiting:
             for origin in sorted(self.seen[waiting.pop()].before - found.keys(), key=str):
@@ -215,18 +215,18 @@ class Followed(Calls):
         return found
 
     def _biases(self, kept: Collection[Origin]) -> set[Call]:
-        """Linear layers, else in half, whose results calls are given that stay float32: their biases do, too."""
+        """Half linear layers whose results go to float32 calls: their biases stay float32 too."""
         before = {origin for call in kept if isinstance(call, Call) for origin in self.seen[call].before}
         layers = {call for call in before if isinstance(call, Call) and call not in kept}
         return {call for call in layers if self.seen[call].border and self.seen[call].bias}
 
     def _adds(self, call: Call) -> bool:
-        """Whether it is a sum, or a factor for each channel on the way to one."""
+        """Whether a call is a sum, or a per-channel factor on the way to one."""
         numbers = [origin for origin in self.seen[call].before if not self._learned(origin)]
         return call.function in _SUMS or (call.function == "mul" and len(numbers) == 1)
 
     def _alone(self, kept: Collection[Origin], constant: set[Origin]) -> list[Call]:
-        """Calls that are given nothing but what is kept, results of one another, parameters and constants."""
+        """Calls whose arguments are only what is kept, each other's results, parameters and constants."""
         numbers = {
             call: {origin for origin in seen.before - constant - {call} if not isinstance(origin, str)}
             for call, seen in self.seen.items()
@@ -285,12 +285,12 @@ class Followed(Calls):
 
 @dataclass(frozen=True)
 class _Sampling(Plan):
-    """What is kept in float32, everything else in the types that the half model has by itself.
+    """Keeps some calls in float32, and everything else in the dtypes that the plain half model has.
 
     Attributes:
-        made: the types in which forward sees what kept calls and samplers make.
-        inputs: places of inputs that coordinates are computed from.
-        parameters: names of parameters and buffers that are.
+        made: dtypes in which forward sees the results of kept calls and samplers.
+        inputs: indices of the inputs that coordinates are computed from.
+        parameters: names of the parameters and buffers that coordinates are computed from.
     """
 
     made: Mapping[Call, torch.dtype] = field(default_factory=dict)
@@ -306,13 +306,13 @@ class _Sampling(Plan):
 
 
 class _AsSampled(Calls):
-    """Has forward see the half model's numbers; behind those that kept calls make there are others in float32, of which
-    kept calls, samplers and comparisons compute."""
+    """Shows forward the half model's numbers. Each result of a kept call also has a float32 version, with which kept
+    calls, samplers and comparisons compute."""
 
     def __init__(self, model: nn.Module, plan: _Sampling, inputs: Sequence[tuple[Tensor, Tensor]]) -> None:
         super().__init__(model)
         self._plan = plan
-        self._single = {id(shown): (shown, single) for shown, single in inputs}  # kept alive, with their ids
+        self._single = {id(shown): (shown, single) for shown, single in inputs}  # references keep the ids valid
         held = [*model.named_parameters(), *model.named_buffers()]
         self._parameters = {id(t) for name, t in held if name in plan.parameters}
 
@@ -353,7 +353,7 @@ class _AsSampled(Calls):
             return result
         args, kwargs = cast(self._singles(given), torch.float32)
         single = func(*args, **kwargs)
-        if not all(is_wide(x) for x in tree_leaves(single) if isinstance(x, Tensor)):  # the places of what was chosen
+        if not all(is_wide(x) for x in tree_leaves(single) if isinstance(x, Tensor)):  # indices, as of max
             return self._shown(None, single)
         for x, y in zip(tree_leaves(result), tree_leaves(single), strict=True):
             if isinstance(x, Tensor):
@@ -392,9 +392,9 @@ class _AsSampled(Calls):
 def half_model(
     model: nn.Module, arguments: tuple[Any, dict[str, Any]], dtype: torch.dtype
 ) -> tuple[nn.Module, Plan | None]:
-    """A copy in a half type whose norms and coordinates are float32, and which calls that takes; None where none are.
+    """A copy in a half dtype whose norms and coordinates are float32, and the plan of the kept calls, if any.
 
-    Where there is neither, or forward cannot be followed (scripted modules), everything is in the type.
+    If it has neither, or forward cannot be followed (scripted modules), everything is in the half dtype.
     """
     half = in_type(model, dtype)
     followed = _followed(half, arguments, dtype)
@@ -424,7 +424,7 @@ def half_model(
 
 
 def _followed(half: nn.Module, arguments: tuple[Any, dict[str, Any]], dtype: torch.dtype) -> Followed | None:
-    """A forward of a half model, without numbers if it takes that."""
+    """Follows a forward of a half model, on fake tensors if it allows that."""
     if any(isinstance(m, torch.jit.ScriptModule) for m in half.modules()) or any(
         map(nn.parameter.is_lazy, half.parameters())
     ):
@@ -434,7 +434,7 @@ def _followed(half: nn.Module, arguments: tuple[Any, dict[str, Any]], dtype: tor
         try:
             with eval_mode(half), unchanged(half), torch.no_grad(), numbers:
                 return _forward(half, arguments, dtype)
-        except Exception:  # noqa: BLE001 - it looks at numbers, or fails in the tracers, too, which say why
+        except Exception:  # noqa: BLE001 - it reads values, or fails in the tracers too, which report why
             continue
     return None
 
@@ -443,7 +443,7 @@ def _forward(half: nn.Module, arguments: tuple[Any, dict[str, Any]], dtype: torc
     bound, inputs = bind(half, *arguments), list[Tensor]()
 
     def take(t: Tensor) -> Tensor:
-        # A result of a function, which is one without numbers where those are not asked for.
+        # clone is a function call, whose result is fake in a fake mode.
         inputs.append(torch.clone(t).to(dtype) if t.is_floating_point() else torch.clone(t))
         return inputs[-1]
 

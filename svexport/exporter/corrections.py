@@ -1,4 +1,4 @@
-"""Conversions of the TorchScript exporter that say something else than torch, and ours in their place."""
+"""Corrections of the TorchScript exporter's conversions that differ from torch."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _COMPOSITES: dict[str, Callable[..., Any]] = {
     "aten::max.other": CONVERSIONS["aten::maximum"],
     "aten::min.other": CONVERSIONS["aten::minimum"],
 }
-"""Of functions that torch makes of others, but not while TorchScript traces."""
+"""Conversions of functions that torch decomposes, but not while TorchScript traces."""
 
 _ALL = CONVERSIONS | _COMPOSITES
 _IN_ONE_TYPE = ELEMENTWISE | {"aten::max.other", "aten::min.other"}
 
 
 def _converted(g: Any, own: _Own, *values: _Value) -> Any:
-    """By the number of arguments, for the exporter has made tensors of numbers, of which others are overloads. Its own
-    is of values of unknown types."""
+    """Picks the conversion by the number of arguments: the exporter has made tensors of numbers, so overloads cannot
+    be told apart by type. The exporter's own handles values of unknown dtypes."""
     node, write = g.original_node, GraphWriter(g)
     kind = write.dtype(next(node.outputs()))
     known = (s for s in torch._C._jit_get_schemas_for_operator(node.kind()) if len(s.arguments) == len(values))
@@ -46,9 +46,9 @@ def _converted(g: Any, own: _Own, *values: _Value) -> Any:
     args: dict[str, Any] = {}
     kwargs: dict[str, Any] = {}
     for argument, value in zip(schema.arguments, values, strict=True):
-        given = None if argument.name == "dtype" else read(value, "constant")  # that is of the result
+        given = None if argument.name == "dtype" else read(value, "constant")  # dtype is the result's
         is_list = isinstance(given, list) and "Tensor" in str(argument.type)
-        if isinstance(given, TensorInfo) or is_list or value is values[0]:  # of which the type is asked
+        if isinstance(given, TensorInfo) or is_list or value is values[0]:  # its dtype is needed
             given = value
         if isinstance(given, _Value) and name in _IN_ONE_TYPE:
             given = write.typed(given, kind)
@@ -60,8 +60,8 @@ def _converted(g: Any, own: _Own, *values: _Value) -> Any:
 
 
 def _promoted(g: Any, own: _Own, *values: _Value) -> Any:
-    """Integers and booleans as floating-point numbers where the result is one: the exporter's own leaves them as they
-    are, or makes doubles of them and numbers (``arange(4) + 0.5``), and of the rest."""
+    """Casts integers and booleans to the result's floating-point dtype. The exporter's own leaves them, or computes in
+    float64 with them and numbers (``arange(4) + 0.5``), and with what follows."""
     write = GraphWriter(g)
     kind = write.dtype(g.original_node.output())
     if kind is not None and kind.is_floating_point:
@@ -70,28 +70,28 @@ def _promoted(g: Any, own: _Own, *values: _Value) -> Any:
 
 
 def _unary(op_type: str) -> Callable[..., Any]:
-    """A function that ONNX has, and the exporter lacks."""
+    """A function that ONNX has and the exporter lacks."""
     return lambda g, own, self: _promoted(g, lambda g, self: g.op(op_type, self), self)
 
 
 def _softplus(g: Any, own: _Own, self: _Value, beta: _Value, threshold: _Value) -> Any:
-    """The exporter's own forgets the threshold."""
+    """``softplus`` with its threshold, which the exporter's own ignores."""
     write = GraphWriter(g)
     kind, result = write.dtype(self), own(g, self, beta, threshold)
-    if constant_of(threshold) >= 12 or kind is None:  # from there on both are the same number
+    if constant_of(threshold) >= 12 or kind is None:  # from there both give the same number
         return result
     factor, limit = (write.constant(torch.tensor(constant_of(v), dtype=kind)) for v in (beta, threshold))
     return write("Where", write("Greater", write("Mul", self, factor), limit), self, result)
 
 
 def _rounded(g: Any, own: _Own, self: _Value, *rest: _Value) -> Any:
-    """Integers are round."""
+    """Rounding leaves integers as they are."""
     kind = GraphWriter(g).dtype(self)
     return own(g, self, *rest) if kind is None or kind.is_floating_point else g.op("Identity", self)
 
 
 def _cumsum(g: Any, own: _Own, self: _Value, *rest: _Value) -> Any:
-    """CumSum is not for booleans."""
+    """``cumsum``. ONNX's CumSum takes no booleans."""
     write = GraphWriter(g)
     return own(g, write.typed(self, torch.int64 if write.dtype(self) == torch.bool else None), *rest)
 
@@ -100,7 +100,7 @@ def _cumsum(g: Any, own: _Own, self: _Value, *rest: _Value) -> Any:
 
 
 def _of_batches(rank: int) -> Callable[..., Any]:
-    """For one image without a batch (C, H, W) as well, which the exporter's own takes for channels of something."""
+    """Also takes one image without a batch, (C, H, W), whose axes the exporter's own misreads."""
 
     def convert(g: Any, own: _Own, self: _Value, *rest: _Value) -> Any:
         if _rank(self) != rank - 1:
@@ -114,7 +114,7 @@ def _of_batches(rank: int) -> Callable[..., Any]:
 
 
 def _fake_quantize(g: Any, own: _Own, self: _Value, scale: _Value, zero_point: _Value, *rest: _Value) -> Any:
-    """The exporter's own knows no other ranges than those of types, or adds a Clip of uint8, which TensorRT lacks."""
+    """Fake quantization to any range. The exporter's own needs a full range, or adds a Clip that TensorRT lacks."""
     *axis, low, high = map(constant_of, rest)
     full = full_range(low, high)
     if full is None or full == (low, high):
@@ -132,18 +132,18 @@ def _fake_quantize(g: Any, own: _Own, self: _Value, scale: _Value, zero_point: _
 
 
 def _unique_along(g: Any, own: _Own, self: _Value, dim: _Value, sorted: _Value, *rest: _Value) -> Any:
-    """Sorted, as torch's always is along a dimension."""
+    """``unique`` along a dimension, always sorted, as torch's is."""
     return own(g, self, dim, g.op("Constant", value_t=torch.tensor(True)), *rest)
 
 
 def _unique(g: Any, own: _Own, self: _Value, *rest: _Value) -> Any:
-    """Of the whole tensor, the places have its shape, which the exporter's own forgets."""
+    """``unique`` of the whole tensor, with indices in its shape, which the exporter's own does not restore."""
     values, places, *counts = own(g, self, *rest)
     return (values, g.op("Reshape", places, g.op("Shape", self)), *counts)
 
 
 def _one_hot(g: Any, own: _Own, self: _Value, num_classes: _Value) -> Any:
-    """The exporter's own writes a depth of -1 where the classes are counted in the values."""
+    """``one_hot``. The exporter's own writes a depth of -1 if the number of classes depends on values."""
     if constant_of(num_classes) == -1:
         raise ExportError(
             "torch.nn.functional.one_hot without num_classes counts the classes in its input, so that the size of its "
@@ -162,21 +162,21 @@ def _listed(values: _Value) -> list[_Value]:
 
 
 def _repeat_interleave(g: Any, own: _Own, self: _Value, repeats: _Value, dim: _Value, output_size: _Value) -> Any:
-    """The exporter's own counts a negative dimension from the front in place, in a constant that other nodes share."""
+    """Replaces a negative dimension: the exporter's own would change it in a constant that other nodes share."""
     if not symbolic_helper._is_none(dim) and (rank := _rank(self)):
         dim = g.op("Constant", value_t=torch.tensor(constant_of(dim) % rank))
     return own(g, self, repeats, dim, output_size)
 
 
 def _permute(g: Any, own: _Own, self: _Value, dims: _Value) -> Any:
-    """The exporter's own writes negative dimensions, which ONNX does not have."""
+    """``permute`` with dimensions counted from the front: the exporter's own writes negative ones, invalid in ONNX."""
     axes = constant_of(dims)
     order = [axis % len(axes) for axis in axes]
     return self if order == sorted(order) else g.op("Transpose", self, perm_i=order)
 
 
 def _index(g: Any, own: _Own, self: _Value, indices: _Value) -> Any:
-    """The exporter's own makes one index of several, and a wrong one where any of them is negative."""
+    """Counts several indices from the front: the exporter's own joins them, wrongly if any is negative."""
     values = _listed(indices)
     if sum(not symbolic_helper._is_none(value) for value in values) > 1:
         counted = [_from_the_front(g, self, axis, value) for axis, value in enumerate(values)]
@@ -195,9 +195,9 @@ def _from_the_front(g: Any, self: _Value, axis: int, index: _Value) -> _Value:
 
 
 def _index_put(g: Any, own: _Own, self: _Value, indices: _Value, values: _Value, accumulate: _Value) -> Any:
-    """The exporter keeps a dimension of size 1 for each that a number takes away (``x[i, 0].fill_(y)``)."""
+    """``index_put``. The exporter keeps an axis of size 1 for each that an integer removes (``x[i, 0].fill_(y)``)."""
     given = _listed(indices)
-    if not given:  # what ``x.copy_(values)`` becomes
+    if not given:  # traced from ``x.copy_(values)``
         return _copy(g, own, self, values, accumulate)
     ranks = [r for r in map(_rank, (self, values, *given)) if r is not None]
     if len(ranks) == len(given) + 2:
@@ -214,7 +214,7 @@ def _index_put(g: Any, own: _Own, self: _Value, indices: _Value, values: _Value,
 
 
 def _unexpanded(values: _Value) -> _Value:
-    """Without the Expands to the size of a slice: they have the numbers of the trace, and are done where needed."""
+    """Strips Expands to the size of a slice: they hold the trace's numbers, and are added again where needed."""
     while values.node().kind() == "onnx::Expand":
         values = next(values.node().inputs())
     return values
@@ -225,7 +225,7 @@ def _is_one_number(value: _Value) -> bool:
 
 
 def _repeat(g: Any, own: _Own, self: _Value, repeats: _Value) -> Any:
-    """The exporter's own forgets the sizes that stay as they are beside one that is repeated dynamically often."""
+    """``repeat``. The exporter's own loses static sizes if another axis has a dynamic number of repeats."""
     result, rank = own(g, self, repeats), _rank(self)
     if rank is None or not symbolic_helper._is_packed_list(repeats):
         return result
@@ -237,7 +237,7 @@ def _repeat(g: Any, own: _Own, self: _Value, repeats: _Value) -> Any:
 
 
 def _expand(g: Any, own: _Own, self: _Value, size: _Value, implicit: _Value) -> Any:
-    """The exporter's own finds out in the file which sizes are -1, six nodes long, and no shape is known after them."""
+    """``expand``. The exporter's own finds sizes of -1 with six nodes in the file, after which no shape is known."""
     if (known := constant_of(size)) is not None:
         return g.op("Expand", self, g.op("Constant", value_t=torch.tensor(known, dtype=torch.int64).abs()))
     if not symbolic_helper._is_packed_list(size):
@@ -246,14 +246,14 @@ def _expand(g: Any, own: _Own, self: _Value, size: _Value, implicit: _Value) -> 
     for one in _listed(size):
         number = constant_of(one)
         if number is not None:
-            parts.append(g.op("Constant", value_t=torch.tensor(number).reshape(1).abs()))  # 1 leaves a size, too
+            parts.append(g.op("Constant", value_t=torch.tensor(number).reshape(1).abs()))  # 1 also keeps the size
         else:
             parts.append(one if _rank(one) == 1 else symbolic_helper._unsqueeze_helper(g, one, [0]))
     return g.op("Expand", self, g.op("Concat", *parts, axis_i=0))
 
 
 def _copy(g: Any, own: _Own, self: _Value, values: _Value, non_blocking: _Value) -> Any:
-    """What ``x.copy_(values)`` becomes, which the exporter lacks."""
+    """``x.copy_(values)``, which the exporter lacks."""
     write = GraphWriter(g)
     values = write.typed(values, write.dtype(self))
     sizes = [symbolic_helper._get_tensor_sizes(v) for v in (self, values)]
@@ -276,7 +276,7 @@ CORRECTIONS: dict[str, Callable[..., Any]] = {
     **{f"aten::{name}": _rounded for name in ("ceil", "floor", "round")},
     **{f"aten::{name}": _unary(name.capitalize()) for name in ("acosh", "asinh", "atanh", "cosh", "sinh")},
     **{f"aten::{pool.format(axes)}": _of_batches(axes + 2) for axes in (1, 2, 3) for pool in _POOLS},
-    **{f"aten::max_pool{axes}d": _of_batches(axes + 2) for axes in (1, 3)},  # of two it is an op of ours
+    **{f"aten::max_pool{axes}d": _of_batches(axes + 2) for axes in (1, 3)},  # max_pool2d is one of our ops
     "aten::_unique2": _unique,
     "aten::copy": _copy,
     "aten::cumsum": _cumsum,
@@ -292,4 +292,4 @@ CORRECTIONS: dict[str, Callable[..., Any]] = {
     "aten::softplus": _softplus,
     "aten::unique_dim": _unique_along,
 }
-"""Of an aten function: its conversion, which is given the exporter's own."""
+"""By aten function, its conversion, which gets the exporter's own as an argument."""

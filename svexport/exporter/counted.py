@@ -1,4 +1,4 @@
-"""Forwards that change something at each call: whether they compute something else after many."""
+"""Checks whether a forward that changes something at each call computes something else after many calls."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from svexport.tracing.state import State, random_state, set_random_state
 __all__ = ["refuse_counted"]
 
 COUNTS = (*range(1, 17), 19, 24, 29, 49, 99, 199, 499, 999, 10**4, 10**6)
-"""After so many forwards: each of the first, those before round numbers, and many."""
+"""Numbers of forwards after which results are compared: each of the first, those before round numbers, and many."""
 
 MOST_NUMBERS = 64
-"""Counts that bring a counter to a number of the user's source."""
+"""Most counts that bring a counter to a number in the user's source."""
 
 CALLS = 200
-"""Forwards that are called where what they change cannot be set to what it will be."""
+"""Number of forwards that are called if the changed state cannot be set to its later value."""
 
 CALLS_OF_LISTS = 20
-"""Likewise where it is but what lists and dicts hold, whose lengths can be."""
+"""Number of forwards if only the items of lists and dicts cannot be set; their lengths can."""
 
 LONGEST, MOST_BYTES = 10_000, 2**28
-"""Items, and bytes of tensors among them or characters, that are added at most: forward may join them."""
+"""Most items, and most bytes of tensors or characters, that are added to a container, because forward may join them."""
 
 
 def refuse_counted(
@@ -43,21 +43,21 @@ def refuse_counted(
     reached: Reached,
     numbers: Callable[[], Iterable[float]],
 ) -> list[str]:
-    """Raises a VerificationError if what forward changes at each call decides what it returns.
+    """Raises VerificationError if results depend on what forward changes at each call.
 
-    A file has it as it is at first. A warm-up, or a key frame every ten, comes after more forwards than are compared.
-    What changes but once is no counter: the size of what is kept, say. Numbers to which each call adds the same, texts,
-    lists, dicts and sets that grow or shrink by as much, are what they are after many. Of the rest (generators that go
-    on, say) many forwards are called, and of lists and dicts, whose items may differ, a few.
+    A file holds the initial state. A warm-up, or a key frame every ten, shows after more forwards than are compared.
+    What changes only once, such as a cached size, is no counter. Numbers to which each call adds the same, and texts,
+    lists, dicts and sets that grow or shrink evenly, are set to their values after many calls. For the rest, such as
+    generators, many forwards are called; for lists and dicts, whose items may differ, a few.
 
     Args:
-        held_to: what results may differ by.
-        state: of the model before.
-        reached: what forward reaches, as it was after the first.
-        numbers: of the user's source.
+        held_to: tolerances of the results.
+        state: the state of the model before.
+        reached: what forward reaches, as it was after the first call.
+        numbers: gives the numbers in the user's source.
 
     Returns:
-        notes on what has been tried by calls alone.
+        Notes on what was tried by calls alone.
     """
     if not reached.changed():
         return []
@@ -95,7 +95,7 @@ def refuse_counted(
                 for grown in lists:
                     grown.go_on(count)
                 same = agree(expected, computed(), held_to)
-            except Exception:  # noqa: BLE001 - a number that the model never has, or a class that takes no items
+            except Exception:  # noqa: BLE001 - the model may never have this number, or a class takes no items
                 continue
             if not same:
                 raise VerificationError(f"{refusal} once that is {count} more{way_out}")
@@ -117,12 +117,12 @@ def refuse_counted(
 
 
 class _Growing(NamedTuple):
-    """A container to which each call adds ``step`` items, or from which it takes them.
+    """A container to which each call adds ``step`` items, or from which it removes them if ``step`` is negative.
 
     Attributes:
-        start: how many it had before the first call.
-        items: those that the last call has added.
-        from_left: whether the first are taken, not the last.
+        start: number of items before the first call.
+        items: the items that the last call added.
+        from_left: whether the first items are removed, not the last.
     """
 
     name: str
@@ -133,12 +133,12 @@ class _Growing(NamedTuple):
     from_left: bool
 
     def fitting(self, count: int) -> int:
-        """How many of so many calls may follow at once."""
+        """How many of ``count`` calls can be applied at once within the limits."""
         size = sum(bytes_of(item) for item in self.items if isinstance(item, (Tensor, np.ndarray)))
         return min(count, LONGEST // abs(self.step), MOST_BYTES // max(size, 1))
 
     def go_on(self, count: int) -> None:
-        """As it would be after so many calls."""
+        """Changes the container as ``count`` more calls would, within the limits."""
         container, many = self.container, self.fitting(count)
         if self.step < 0:
             gone = min(-self.step * many, len(container))
@@ -153,7 +153,7 @@ class _Growing(NamedTuple):
 
 
 def _growing(after: Sequence[Reached], changed: Iterable[str]) -> list[_Growing]:
-    """What grows or shrinks by as much in each of the last two calls."""
+    """The containers that grew or shrank by the same number in each of the last two calls."""
     one, two = ({id(c.container): c.held for c in reached.contents} for reached in after[-3:-1])
     found = []
     for name, container, held in after[-1].contents:
@@ -172,12 +172,12 @@ def _growing(after: Sequence[Reached], changed: Iterable[str]) -> list[_Growing]
 
 
 def _fitting(count: int, step: Any) -> int:
-    """How often a text can be made longer, of so many times."""
+    """How many of ``count`` times a text can be extended within the limits."""
     return min(count, MOST_BYTES // len(step)) if isinstance(step, (str, bytes)) else count
 
 
 def _step(first: Mapping[str, Place], after: Sequence[Reached], name: str) -> Any:
-    """What each of three calls adds to a number, to those of a tensor or an array, or to a text; or None."""
+    """What each of three calls adds to a number, a tensor, an array or a text; None if it is not the same."""
     known = [places[name] for places in (first, *(reached.places for reached in after)) if name in places]
     values = [place.value for place in known]
     if len(known) <= len(after) or known[0].holder is None or len({type(value) for value in values}) > 1:
@@ -188,7 +188,7 @@ def _step(first: Mapping[str, Place], after: Sequence[Reached], name: str) -> An
         return step if step and three == two + step and two == one + step else None
     if not isinstance(values[0], (int, float, np.number, np.ndarray, Tensor)) or isinstance(values[0], bool):
         return None
-    with suppress(Exception):  # of other shapes, or booleans
+    with suppress(Exception):  # shapes may differ, or values be bool
         _, one, two, three = values
         step = three - two
         if np.all(np.asarray(abs(step - (two - one)) <= 1e-4 * abs(step))):
@@ -202,7 +202,7 @@ def _counts(
     lists: Sequence[_Growing],
     numbers: Callable[[], Iterable[float]],
 ) -> Iterable[int]:
-    """Those of :data:`COUNTS`, and after which a number or a length is one of the user's, or will be with the next."""
+    """:data:`COUNTS`, and counts after which a number or length equals one in the user's source, or will next."""
     lengths = [(grown.start, grown.step) for grown in lists]
     for name, step in counters.items():
         value = first[name].value

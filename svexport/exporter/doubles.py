@@ -1,7 +1,7 @@
-"""Functions of double precision whose numbers ONNX has as attributes, or the exporter as constants, of float32.
+"""Decomposes float64 functions whose numbers ONNX holds as float32 attributes, or the exporter as float32 constants.
 
-They are made of others, whose numbers are tensors, where a tensor is of double precision; else they stay as they are.
-ONNX has the ``eps`` of norms in float32 too, which is left: it is a number that nobody chose to eight digits.
+If a tensor is float64, they become functions whose numbers are tensors; otherwise they stay as they are.
+ONNX also holds the ``eps`` of norms in float32. That is left: nobody chooses it to eight digits.
 """
 
 from __future__ import annotations
@@ -76,4 +76,4 @@ DOUBLES: dict[str, Callable[..., Any]] = {
     "aten::sub.Tensor": _added(-1),
     **{f"aten::{name}": _of_doubles(function) for name, function in _OF_A_TENSOR.items()},
 }
-"""By the overload of ATen; NotImplemented where none is of double precision."""
+"""By ATen overload; NotImplemented if no tensor is float64."""

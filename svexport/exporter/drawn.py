@@ -1,4 +1,4 @@
-"""Random numbers that a forward draws: whether its results depend on them, however seldom."""
+"""Checks whether the results of a forward depend on random numbers that it draws, however rarely."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from svexport.tracing.state import random_state, same_random_state
 __all__ = ["refuse_drawn"]
 
 _MOST = 1000
-"""Draws of one forward: it may draw until it likes what comes."""
+"""Most draws of one forward, which may draw until a number fits."""
 
 _RARE = 7.0
-"""A normal number that hardly comes."""
+"""A normal number that is hardly ever drawn."""
 
 
 _WORDS = 624
-"""Of the Mersenne Twister, which Python and NumPy draw from. It returns each once, changed, and then makes others."""
+"""State words of Python's and NumPy's Mersenne Twister, which returns each once, tempered, before it makes new ones."""
 
 _LEAST_WORD, _LARGEST_WORD = 0, 0x12DD9BB3
-"""Those of which 0 comes, and 2^32 - 1."""
+"""The state words that give 0 and 2^32 - 1."""
 
 
 class _TooMany(Exception):
-    """A forward that draws again and again."""
+    """A forward draws more often than :data:`_MOST`."""
 
 
 class _Drawn(TorchFunctionMode):
-    """Changes what functions return that draw random numbers, and notes lines of the user's that call them."""
+    """Changes the results of functions that draw random numbers, and notes the user's lines that call them."""
 
     def __init__(self, change: Callable[[Tensor], Tensor], lines: dict[tuple[str, int, str], None]) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class _Drawn(TorchFunctionMode):
         if line := user_line(sys._getframe(1), self._outside):
             self._lines.setdefault(line)
         for tensor in result if isinstance(result, (list, tuple)) else [result]:
-            if isinstance(tensor, Tensor):  # the result itself: uniform_() writes it
+            if isinstance(tensor, Tensor):  # in place, as for uniform_()
                 tensor.detach().copy_(self._change(tensor.detach()))
         return result
 
@@ -76,7 +76,7 @@ def _least(drawn: Tensor) -> Tensor:
 
 
 def _largest(drawn: Tensor) -> Tensor:
-    """Next to one of those up to one; of whole numbers others of them, which are still as many and in their range."""
+    """The largest numbers: just below 1 for numbers up to 1. Integers are those drawn, reversed, to keep the range."""
     if drawn.dtype == torch.bool:
         return torch.ones_like(drawn)
     if not drawn.is_floating_point():
@@ -85,28 +85,28 @@ def _largest(drawn: Tensor) -> Tensor:
 
 
 def _is_normal(drawn: Tensor) -> bool:
-    """Whether numbers may be of both signs, with no bound."""
+    """Whether numbers may have both signs, and no bound."""
     return drawn.is_floating_point() and bool((drawn < 0).any())
 
 
 def _draw_of(word: int) -> None:
-    """What Python and NumPy draw next is the least or the largest. The last word is another one, of which those that
-    come after these differ: who waits for another number gets it."""
+    """Makes Python and NumPy draw the least or the largest number next. The last word differs, so later numbers vary,
+    and code that waits for another number gets it."""
     words = (*[word] * (_WORDS - 1), 1)
     random.setstate((3, (*words, 0), None))
-    if isinstance(np.random.get_state(), tuple):  # of this generator
+    if isinstance(np.random.get_state(), tuple):  # the Mersenne Twister
         np.random.set_state(("MT19937", np.array(words, np.uint32), 0, 0, 0.0))
 
 
 def _of_others() -> Any:
-    """The states that Python and NumPy draw from, to be compared."""
+    """The states of Python's and NumPy's generators, in a form that can be compared."""
     state = np.random.get_state()
     return random.getstate(), repr(state) if isinstance(state, dict) else (state[1].tobytes(), *state[2:])
 
 
 @contextmanager
 def _lines_that_draw(lines: dict[tuple[str, int, str], None]) -> Iterator[None]:
-    """Notes lines of the user's during which Python or NumPy draws."""
+    """Notes the user's lines during which Python or NumPy draws."""
     state = _of_others()
     last: dict[FrameType, tuple[str, int, str]] = {}
 
@@ -137,14 +137,14 @@ def refuse_drawn(
     restore: Callable[[], None],
     failed: Sequence[Parity],
 ) -> None:
-    """Raises a VerificationError if results depend on random numbers that forward draws.
+    """Raises VerificationError if results depend on random numbers that forward draws.
 
-    A file that was right of what has been drawn is not of others: of a path that is dropped once in a thousand runs.
+    A file that agrees for the numbers drawn so far may be wrong for others, as with a path dropped once in 1000 runs.
 
     Args:
-        held_to: what results may differ by.
-        restore: undoes what a forward has done to the model.
-        failed: comparisons of the file in which it differs, which the error has.
+        held_to: tolerances of the results.
+        restore: undoes the changes of a forward to the model.
+        failed: comparisons in which the file differs, for the error.
     """
     lines: dict[tuple[str, int, str], None] = {}
     known: Sequence[Tensor] | None = None
@@ -160,7 +160,7 @@ def refuse_drawn(
             known = results if known is None else known
             if agree(known, results, held_to):
                 continue
-        except Exception:  # noqa: BLE001 - the user's code may raise anything, of numbers that are unlikely
+        except Exception:  # noqa: BLE001 - the user's code may raise anything for unlikely numbers
             pass
         finally:
             others |= before != _of_others()

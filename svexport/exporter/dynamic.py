@@ -1,4 +1,4 @@
-"""Dynamic sizes as a user spells them, and as what follows reads them: ``{input: {axis: symbol}}``."""
+"""Converts the user's spellings of dynamic sizes to the form used internally: ``{input: {axis: symbol}}``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["allowed_batches", "check_axes_names", "dynamic_axes", "traceable"]
 
 
 def allowed_batches(flat: FlatModel, names: Sequence[str], spec: str, notes: list[str]) -> dict[str, dict[int, Any]]:
-    """``dynamic_shapes="auto"``: the first axis of each input, where torch.export finds that the model allows it."""
+    """``dynamic_shapes="auto"``: makes the first axis of each input dynamic, if torch.export finds that it may be."""
     if spec != "auto":
         raise ExportError(f"dynamic_shapes expects sizes by input, or 'auto', got {spec!r}")
     from svexport.exporter import dynamo
@@ -36,22 +36,22 @@ def allowed_batches(flat: FlatModel, names: Sequence[str], spec: str, notes: lis
 
 
 def _within(size: Size) -> str:
-    """A size and its range: where forward goes another way with few rows, a file is not for those."""
+    """A size's formula and range. The range excludes sizes at which forward takes another branch, as with few rows."""
     low, high = size.size(size.low), size.size(int(size.high)) if size.high < _ANY else _ANY
     return size.formula + (f" from {low}" if low > 1 else "") + (f" to {high}" if high < _ANY else "")
 
 
 _ANY = 2**31 - 1
-"""No limit, for a size."""
+"""An upper limit from which a size counts as unbounded."""
 
 
 def dynamic_axes(
     flat: FlatModel, names: Sequence[str], shapes: Any, axes: Mapping[str, Any] | None
 ) -> tuple[dict[str, dict[int, str]], dict[str, Size]]:
-    """Both spellings as ``{input name: {axis: symbol}}``, and what is known of each symbol.
+    """Converts either spelling to ``{input name: {axis: symbol}}``, and returns the :class:`Size` of each symbol too.
 
     Raises:
-        ExportError: on an unknown input, an axis it does not have, or sizes that do not fit.
+        ExportError: for an unknown input, an axis that it does not have, or sizes that do not fit.
     """
     if shapes is not None and axes is not None:
         raise ExportError("give dynamic_shapes or dynamic_axes, not both")
@@ -69,7 +69,7 @@ def dynamic_axes(
         given = dict(zip(order, given, strict=True))
     known = {path[0] for path in paths} | set(names)
     unknown = set(given) - known
-    if unknown and axes is None:  # dynamic_axes may name outputs too, whose sizes follow
+    if unknown and axes is None:  # dynamic_axes may also name outputs, whose sizes are inferred
         raise ExportError(f"dynamic_shapes names {sorted(unknown)}; the inputs are {', '.join(names)}")
     result: dict[str, dict[int, str]] = {}
     symbols: dict[str, Size] = {}
@@ -113,7 +113,7 @@ def dynamic_axes(
 def check_axes_names(
     axes: Mapping[str, Any] | None, flat: FlatModel, names: Collection[str], result_names: Collection[str]
 ) -> None:
-    """``dynamic_axes`` may name outputs too, whose sizes follow; but nothing else."""
+    """Raises ExportError if ``dynamic_axes`` names anything but inputs and outputs; outputs' sizes are inferred."""
     unknown = set(axes or ()) - {path[0] for path in flat.input_paths} - {*names, *result_names}
     if unknown:
         raise ExportError(
@@ -123,7 +123,7 @@ def check_axes_names(
 
 
 def _follow(spec: Any, path: Sequence[str]) -> Any:
-    """The entry of one tensor in a nested spec. ``{axis: size}`` above it stands for every tensor below."""
+    """The entry of one tensor in a nested spec. ``{axis: size}`` at an outer level applies to every tensor below it."""
     for key in path:
         nested = isinstance(spec, Mapping) and any(isinstance(v, (Mapping, list, tuple)) for v in spec.values())
         if isinstance(spec, Mapping) and (nested or key in spec):
@@ -136,7 +136,7 @@ def _follow(spec: Any, path: Sequence[str]) -> Any:
 
 
 def _axes(spec: Any) -> Iterator[tuple[Any, Any]]:
-    """(axis, size) pairs of one tensor's entry: a dict, a list of axes, or a list of one size per axis."""
+    """The (axis, size) pairs of one tensor's entry: a dict, a list of axes, or a list with one size per axis."""
     if isinstance(spec, Mapping):
         yield from ((axis, size) for axis, size in spec.items() if size is not None)
     elif isinstance(spec, (list, tuple)):
@@ -152,7 +152,7 @@ def traceable(
     axes: Mapping[str, Mapping[int, str]],
     sizes: Mapping[str, Size],
 ) -> list[Tensor]:
-    """The inputs to trace with: dynamic sizes of 0 and 1 become 2 or more, for both exporters take those as static."""
+    """The inputs to trace with: dynamic sizes of 0 and 1 become 2 or more, as both exporters take 0 and 1 as static."""
     least: dict[str, int] = {}
     for size in sizes.values():
         least[size.root] = max(least.get(size.root, 0), size.root_for(2))

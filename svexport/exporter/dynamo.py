@@ -1,4 +1,4 @@
-"""The exporter on torch.export, with our translations in its table."""
+"""The exporter built on torch.export, with our translations in its table."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def export(
     input_names: Sequence[str],
     dynamic_axes: Mapping[str, Mapping[int, str]],
 ) -> tuple[onnx.ModelProto, Guards]:
-    """``model(*tensors)`` as ONNX, of the exporter's first opset or later, and what torch.export guards; raises
-    :class:`ExportError` naming the operator and its source line."""
-    shapes = tuple(dict(dynamic_axes.get(name, {})) for name in input_names)  # of one name are of one size, as in files
+    """Exports ``model(*tensors)`` at ``opset`` or the exporter's first opset, whichever is later. Returns the model and
+    torch.export's guards. Raises :class:`ExportError` that names the operator and its source line."""
+    shapes = tuple(dict(dynamic_axes.get(name, {})) for name in input_names)  # one name is one size, as in ONNX
     options = {
         "dynamo": True,
         "opset_version": max(opset, FIRST_DYNAMO_OPSET),
@@ -65,7 +65,7 @@ def export(
                 join_batch_norms(program.model)
                 program.optimize()
         except (torch.onnx.OnnxExporterError, ir.passes.PassError) as error:
-            if opset < FIRST_DYNAMO_OPSET:  # there is another exporter
+            if opset < FIRST_DYNAMO_OPSET:  # TorchScript is tried next
                 reason, _ = reason_of(error, input_names)
                 raise ExportError(reason + (f", at {where}" if (where := line_of(error)) else "")) from error
             raise failure(model, tensors, opset, input_names, error) from error
@@ -73,11 +73,11 @@ def export(
 
 
 def batch_axes(model: FlatModel, tensors: Sequence[Tensor]) -> list[Any]:
-    """Of each input, its first size as ``torch.export`` finds it where all of them may be dynamic.
+    """The first size of each input, as ``torch.export`` infers it when all first sizes may be dynamic.
 
     Returns:
-        A ``torch.export.Dim`` for each that the model allows to be another, one for those that are the same, or a
-        formula of one; None of the others.
+        A ``torch.export.Dim``, or a formula of one, for each size that may vary; equal sizes share one. None for
+        inputs whose first size is static.
 
     Raises:
         ExportError: if torch.export does not take the model.
@@ -86,7 +86,7 @@ def batch_axes(model: FlatModel, tensors: Sequence[Tensor]) -> list[Any]:
     shapes = {"tensors": tuple({0: torch.export.Dim.AUTO} if t.dim() else None for t in given)}
     with quiet(*_LOGGERS):
         try:
-            # Without opt_einsum, which makes numbers of dynamic sizes.
+            # opt_einsum would turn dynamic sizes into constants.
             with opt_einsum.flags(enabled=False), without_collections(), tracing(model, given, dynamic=True):
                 program = torch.export.export(model, tuple(given), dynamic_shapes=shapes, strict=False)
         except Exception as error:
@@ -114,20 +114,20 @@ def batch_axes(model: FlatModel, tensors: Sequence[Tensor]) -> list[Any]:
 
 
 def _of_more_than_one(model: FlatModel, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The inputs with first sizes that torch.export does not take for numbers, as it does 0 and 1: twice as large, of
-    all of them or of matrices alone, as the model takes them."""
+    """The inputs with first sizes above 1, because torch.export specializes 0 and 1. The first sizes of all inputs are
+    doubled, or if the model refuses that, only of those with two or more dimensions."""
     for least in (1, 2) if any(t.dim() and t.shape[0] < 2 for t in tensors) else ():
         larger = [tiled(t, (t.shape[0] * 2 or 2, *t.shape[1:])) if t.dim() >= least else t for t in tensors]
-        with suppress(Exception):  # of the user's code
+        with suppress(Exception):  # the user's code may raise anything
             model(*(t.clone() for t in larger))
             return larger
     return [t.clone() for t in tensors]
 
 
 def _exported(model: FlatModel, tensors: Sequence[Tensor], options: dict[str, Any]) -> Any:
-    """The exporter's program, of another of torch.export's ways where the first refuses the model.
+    """The exporter's program. If the first capture strategy refuses the model, others are tried.
 
-    But not where a value is missing, which none has and dynamo looks for at length.
+    No other is tried if a value is missing: no strategy has it, and dynamo would search for it at length.
     """
     from torch.onnx._internal.exporter import _capture_strategies
 
@@ -139,7 +139,7 @@ def _exported(model: FlatModel, tensors: Sequence[Tensor], options: dict[str, An
             with derivative_levels(), ExitStack() as stack:
                 stack.enter_context(swapped(_capture_strategies, CAPTURE_STRATEGIES=(way,)))
                 for mode in other_functions(bool(shapes)) if way is strict else ():
-                    stack.enter_context(mode)  # dynamo takes none into forward
+                    stack.enter_context(mode)  # dynamo does not carry modes into forward
                 return torch.onnx.export(model, tuple(tensors), **options)
         except torch.onnx.OnnxExporterError as error:
             errors.append(error)
@@ -149,11 +149,11 @@ def _exported(model: FlatModel, tensors: Sequence[Tensor], options: dict[str, An
 
 
 def _of_given_sizes(way: Any, shapes: Sequence[Mapping[int, str]]) -> Any:
-    """The exporter's way that is not strict, with ``torch.export`` as it is: it looks at the sizes given.
+    """The exporter's non-strict strategy, but with plain ``torch.export``, which uses the given sizes as hints.
 
-    The exporter has it take every dynamic size for one that may be 1, and those of one name for different ones: of
-    ``depth.view(x.shape[0], 1, depth.shape[1], -1)`` it does not see that the last size is 1, and is broadcast. Looked
-    at, sizes of different names may become one, as behind ``if h == w``: such a program is not taken.
+    The exporter's own lets every dynamic size be 1, and treats sizes of one name as different: it does not see that
+    the last size of ``depth.view(x.shape[0], 1, depth.shape[1], -1)`` is 1 and is broadcast. With hints, sizes of
+    different names may be merged, for example after ``if h == w``; such a program is refused.
     """
 
     class OfGivenSizes(way):  # type: ignore[misc]
@@ -171,7 +171,7 @@ def _of_given_sizes(way: Any, shapes: Sequence[Mapping[int, str]]) -> Any:
 
 
 def _cast_back(program: torch.onnx.ONNXProgram, dtypes: Sequence[torch.dtype]) -> None:
-    """Outputs to their data types: the exporter reduces half types in float32, and forgets to go back behind the last
+    """Casts outputs back to their dtypes: the exporter reduces half types in float32, and omits the cast after the last
     node."""
     outputs = program.model.graph.outputs
     for place, (value, dtype) in enumerate(zip(outputs, dtypes, strict=False)):

@@ -1,4 +1,4 @@
-"""Dynamic sizes of 0: what a file makes of nothing."""
+"""Compares a file with torch at dynamic sizes of 0."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["compare_empty"]
 
 
 def compare_empty(verification: Verification, empty: Iterable[tuple[str, list[Tensor]]]) -> list[str]:
-    """Of each dynamic size tries 0, where the model takes that: a file that computes something else there, or may end
-    the process, is one for sizes from 1 on, which is noted.
+    """Tries 0 for each dynamic size, if the model takes that. If the file computes something else there, or may end the
+    process, it is declared valid only for sizes from 1, with a note.
 
     Args:
-        verification: of sizes from 1 on, which gets the results.
-        empty: each size, and inputs with 0 of it.
+        verification: the verification of sizes from 1, to which results are added.
+        empty: each size, with inputs in which it is 0.
 
     Returns:
         The sizes that may not be 0.
@@ -35,9 +35,9 @@ def compare_empty(verification: Verification, empty: Iterable[tuple[str, list[Te
         run = f"{root}=0"
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of divisions by how many there are
+                warnings.simplefilter("ignore")  # for example of divisions by 0 elements
                 expected = verification.forward(run, inputs)
-        except Exception:  # noqa: BLE001 - not what the model is for
+        except Exception:  # noqa: BLE001 - the model does not take a size of 0
             continue
         if safe is None:
             named = zip(verification.input_names, verification.tensors, strict=True)
@@ -57,7 +57,7 @@ def compare_empty(verification: Verification, empty: Iterable[tuple[str, list[Te
 def _judged(
     verification: Verification, run: str, inputs: list[Tensor], expected: Sequence[Tensor]
 ) -> list[Parity] | None:
-    """How each output agrees; None where the file does not compute what torch does."""
+    """The comparison of each output; None if the file does not compute what torch does."""
     try:
         actual = verification.file.engine.run([t.detach().cpu() for t in inputs])
     except EngineError:

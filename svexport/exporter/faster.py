@@ -1,4 +1,4 @@
-"""Which replacements make a model faster, measured in place."""
+"""Measures, inside the model, which replacements make it faster."""
 
 from __future__ import annotations
 
@@ -17,45 +17,45 @@ from svexport.tracing.arguments import leaves
 __all__ = ["WHOLE_MARGIN", "Times", "gains", "measure", "on_gpu"]
 
 ROUNDS, SECONDS = 12, 4.0
-"""How often all are timed in turn, unless that takes longer than this."""
+"""Most rounds in which all models are timed in turn, and the seconds that all rounds may take, about."""
 
 MARGIN, WHOLE_MARGIN = 1.02, 1.01
-"""What two timings of one model differ by; what a model with all its replacements may lose in what it gains least in.
+"""Ratio by which two timings of one model may differ; ratio by which a model with all replacements may be slower.
 
-A gain below the former may be noise, and what was replaced for it a loss. Of each kind of replacement a loss below it
-may be noise, which the others make up for; of the whole nothing does.
+A gain below the first may be noise, and a replacement kept for it may be a loss. A loss of one kind of replacement
+below it may be noise, and the others make up for it; nothing makes up for a loss of the whole.
 """
 
 MOST = 0.75
-"""In which part of the rounds a model has to be the faster one: medians of times that vary differ by more than 2 %."""
+"""Fraction of the rounds in which a model has to be faster: medians of varying times differ by more than 2 %."""
 
 
 @dataclass(frozen=True)
 class Times:
-    """How long a call of a model takes, launches included.
+    """Times of a call of a model, launches included.
 
     Attributes:
         inference: seconds of a forward without gradients, in each round.
-        training: seconds of a forward and backward; none of a model without gradients, or of one too large for it.
+        training: seconds of a forward and backward; empty for a model without gradients, or too large for it.
     """
 
     inference: tuple[float, ...]
     training: tuple[float, ...] = ()
 
     def beside(self, other: Times) -> list[tuple[tuple[float, ...], tuple[float, ...]]]:
-        """The times of both, round by round, in inference and in training, as far as both have them."""
+        """The times of both, by round, in inference and in training, if both have them."""
         return [(a, b) for a, b in ((self.inference, other.inference), (self.training, other.training)) if a and b]
 
     def over(self, other: Times) -> tuple[float, ...]:
-        """How many times as long this takes as the other, in inference and in training."""
+        """The ratio of this one's median time to the other's, in inference and in training."""
         return tuple(statistics.median(a) / statistics.median(b) for a, b in self.beside(other))
 
     def often(self, other: Times) -> tuple[float, ...]:
-        """In which part of the rounds this took longer than the other, in inference and in training."""
+        """The fraction of rounds in which this took longer than the other, in inference and in training."""
         return tuple(sum(map(operator.gt, a, b)) / len(a) for a, b in self.beside(other))
 
     def words(self, other: Times) -> str:
-        """How much faster the other is."""
+        """The speedup of the other over this, in words."""
         return " ".join(
             f"{ratio:.2f}x{'' if name == 'inference' else ' trained'}"
             for name, ratio in zip(("inference", "training"), self.over(other), strict=False)
@@ -75,10 +75,10 @@ def on_gpu(arguments: Any) -> bool:
 
 
 def gains(without: Times, replaced: Times, margin: float = MARGIN) -> bool:
-    """Whether a model is faster than without a replacement: faster in something, beyond noise, and slower in nothing.
+    """Whether a replacement makes a model faster: faster in inference or training beyond noise, and slower in neither.
 
     Args:
-        margin: how much slower counts as noise, as a ratio.
+        margin: ratio of times up to which being slower counts as noise.
     """
     ratios = without.over(replaced)
     gained = any(ratio > MARGIN and part >= MOST for ratio, part in zip(ratios, without.often(replaced), strict=True))
@@ -86,12 +86,12 @@ def gains(without: Times, replaced: Times, margin: float = MARGIN) -> bool:
 
 
 def measure(models: Mapping[str, nn.Module], call: Callable[[nn.Module], Any]) -> dict[str, Times]:
-    """Times models in turn, several calls at once, so that what else the machine does favours none.
+    """Times models in turn, several calls at once, so that other load on the machine favours none.
 
-    Under autocast, where the caller is, every call converts the weights again, as steps of a training do.
+    If the caller is under autocast, every call converts the weights again, as training steps do.
 
     Args:
-        models: copies, which are in eval mode afterwards: training on would change what norms have counted.
+        models: copies, which are left in eval mode: training mode would change the running statistics of norms.
         call: runs a model on its inputs.
     """
     for module in (module for model in models.values() for module in model.modules()):
@@ -130,7 +130,7 @@ def _step(model: nn.Module, call: Callable[[nn.Module], Any]) -> Callable[[], No
 
 
 def _in_turn(functions: Mapping[str, Callable[[], None]]) -> dict[str, tuple[float, ...]]:
-    """Seconds a call, of each round."""
+    """Seconds per call, for each round."""
     for function in functions.values():
         for _ in range(2):
             function()

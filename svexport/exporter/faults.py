@@ -1,4 +1,4 @@
-"""Single faults of a graph: what an exporter, or a converter, may get wrong of one node."""
+"""Single faults of a graph: what an exporter or a converter may get wrong about one node."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _MIXED_UP = {
     "Sub": ("Add",),
     "Tanh": ("Erf",),
 }
-"""By op, ops that one may be taken for."""
+"""For each op, the ops that it may be confused with."""
 
 _COMMUTES = {"Add", "And", "Equal", "Max", "Mean", "Min", "Mul", "Or", "Sum", "Xor"}
 _STRINGS: dict[str, tuple[str, ...]] = {
@@ -60,7 +60,7 @@ _STRINGS: dict[str, tuple[str, ...]] = {
     "reduction": ("none", "add", "mul", "max", "min"),
 }
 _AT_MOST = 3
-"""Other values of one attribute that are tried."""
+"""Most other values that are tried for one attribute."""
 
 _SWITCHES = {
     *(
@@ -80,13 +80,13 @@ _DROPPED = "dropped"
 
 @dataclass(frozen=True)
 class Fault:
-    """One node that computes something else.
+    """One node changed so that it computes something else.
 
     Attributes:
         kind: what is wrong: ``"dropped"``, ``"axis=2"``, ``"inputs swapped"``.
-        node: as it is then; None of one whose output is its first input, or that transposed.
-        constants: inputs that are others, by name.
-        transposed: axes of the output that change places.
+        node: the changed node; None if its output becomes its first input, or is transposed.
+        constants: the constant inputs that change, by name.
+        transposed: the two axes of the output that are swapped.
     """
 
     kind: str
@@ -98,7 +98,7 @@ class Fault:
 def faults_of(
     node: onnx.NodeProto, constants: Mapping[str, np.ndarray], values: Mapping[str, np.ndarray]
 ) -> Iterator[Fault]:
-    """Faults of a node with one output, given constants and recorded values by name."""
+    """Faults of a node with one output; ``constants`` and recorded ``values`` are by name."""
     output = values[node.output[0]]
     first = _value(node, 0, constants, values)
     if first is not None and first.dtype == output.dtype and first.shape == output.shape:
@@ -125,7 +125,7 @@ def _value(node: onnx.NodeProto, place: int, *known: Mapping[str, np.ndarray]) -
 
 
 def _another(node: onnx.NodeProto, op: str, **attributes: Any) -> onnx.NodeProto:
-    """The node as another op, or with other attributes."""
+    """A copy of the node with another op, or with other attributes."""
     other = onnx.NodeProto()
     other.CopyFrom(node)
     other.op_type = op
@@ -175,7 +175,7 @@ def _attributes(node: onnx.NodeProto, rank: int) -> Iterator[Fault]:
 
 
 def _shifted(name: str, value: list[int]) -> Iterator[list[int]]:
-    """From the beginning to the end, or the other way."""
+    """``pads`` with all padding moved to the beginning; strides or dilations changed by one."""
     half = len(value) // 2
     if name == "pads" and any(value):
         begins, ends = value[:half], value[half:]

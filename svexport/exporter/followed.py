@@ -1,4 +1,4 @@
-"""Sizes as numbers that note what Python compares them with, rounds and makes of them."""
+"""Sizes as numbers that record what Python compares them with, and what it rounds and computes from them."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from svexport.tracing.source import caller, is_library, is_own, user_line
 __all__ = ["MOST_OF_A_LINE", "Place", "Rounding", "Sizes", "Turn", "Values", "formula", "is_found", "made_at", "plain"]
 
 MOST_OF_A_LINE = 8
-"""Comparisons of one line that are kept, as where layers of one kind share it."""
+"""Most comparisons of one line that are kept; many layers may share the line."""
 
 Values = Mapping[Hashable, int]
 Place = tuple[Any, ...]
-"""Of a comparison: its line, where in that, and how many were there before."""
+"""Identifies a comparison: its line, the position in it, and how many comparisons were made there before."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """A comparison of sizes, or a number made of them, which compares with itself: it turns where that is another.
+    """A comparison of sizes; or a number made of them, compared with its own value, so that it turns when that changes.
 
     Attributes:
-        line: the user's: path, number and function.
-        own: whether that line itself compares, not torch's code below it.
-        number: that Python took; None of a comparison.
-        truth: what came out.
-        test: what would, of other sizes.
+        line: the user's line: path, line number and function.
+        own: whether that line itself compares, rather than torch's code below it.
+        number: the number that Python took; None for a comparison.
+        truth: the outcome.
+        test: computes the outcome at other sizes.
     """
 
     line: tuple[str, int, str]
@@ -48,13 +48,13 @@ class Turn:
 
 @dataclass(frozen=True)
 class Rounding:
-    """A float made of sizes that Python rounds to a whole number.
+    """A float made of sizes that Python rounds to an integer.
 
     Attributes:
-        line: the user's: path, number and function.
-        before: the float, of other sizes.
-        after: the whole number.
-        half: whether borders are halves between whole numbers.
+        line: the user's line: path, line number and function.
+        before: computes the float at other sizes.
+        after: computes the integer at other sizes.
+        half: whether rounding borders lie halfway between integers.
     """
 
     line: tuple[str, int, str]
@@ -64,15 +64,15 @@ class Rounding:
 
 
 class Sizes:
-    """The sizes that Python gets in one run, and what it compares them with.
+    """The sizes that Python reads in one run, and what it compares them with.
 
     Attributes:
-        roots: of the dynamic sizes of the inputs.
-        values: all sizes, by where they are from.
-        turns: comparisons, by where they are.
-        roundings: of floats, by where they are.
-        nearest: whether a file may take other pixels than torch, by where these are taken.
-        reads: lines of the user's that get sizes.
+        roots: roots of the inputs' dynamic sizes.
+        values: all sizes, by origin.
+        turns: comparisons, by place.
+        roundings: roundings of floats, by place.
+        nearest: by place of a resize, the test whether a file may take other pixels than torch.
+        reads: the user's lines that read sizes.
     """
 
     def __init__(self, roots: Mapping[str, int], axes: Sequence[Mapping[int, Any]]) -> None:
@@ -88,12 +88,12 @@ class Sizes:
         self._counts: Counter[Any] = Counter()
 
     def of(self, shape: Iterable[int], origin: Any, found: bool = False) -> torch.Size:
-        """The shape of a tensor of that origin, with sizes that know where they are from."""
+        """The shape of a tensor with this origin, with sizes that know their origin."""
         self._look(caller(sys._getframe(3)), origin)
         return torch.Size([self.size(size, origin, axis, found) for axis, size in enumerate(shape)])
 
     def size(self, size: int, origin: Any, axis: int, found: bool = False) -> int:
-        """The size of an axis in this run, from that of the given inputs and what it came from."""
+        """The size of an axis in this run, as a number that knows its origin."""
         if origin is None:
             return size
         if origin[0] == "known":
@@ -107,12 +107,12 @@ class Sizes:
         return _Int.made(size, lambda v: v[place], self, _number_of(place), found)
 
     def take(self, number: Any, name: str, depth: int = 2) -> None:
-        """Notes that Python took a plain number, by a function of that name."""
+        """Notes that Python took a plain number, through the function ``name``."""
         value = plain(number)
         self.note(name, True, lambda v: made_at(number, v) == value, depth + 1, number)
 
     def _look(self, frame: FrameType, origin: Any) -> None:
-        """Notes a line of the user's that gets sizes."""
+        """Notes a line of the user's code that reads sizes."""
         code = frame.f_code
         if is_library(code.co_filename) or code is self.outside:
             return
@@ -125,7 +125,7 @@ class Sizes:
     def rounds(
         self, name: str, before: Callable[[Values], float], after: Callable[[Values], Any], half: bool, depth: int
     ) -> None:
-        """Notes that Python rounds a float to a whole number, by a function of that name."""
+        """Notes that Python rounds a float to an integer, through the function ``name``."""
         frame = sys._getframe(depth)
         if self.outside is None or is_own(frame.f_code.co_filename):
             return
@@ -134,7 +134,7 @@ class Sizes:
             self.roundings.setdefault((frame.f_code, frame.f_lasti, name), Rounding(line, before, after, half))
 
     def steps(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Notes that ``torch.arange`` counts steps of floats, which it rounds up."""
+        """Notes that ``torch.arange`` rounds up the number of its steps, a float."""
         names = ("end",) if len(args) == 1 else ("start", "end", "step")
         given = {"start": 0, "step": 1, **kwargs, **dict(zip(names, args, strict=False))}
         start, end, step = (given.get(name) for name in ("start", "end", "step"))
@@ -148,7 +148,7 @@ class Sizes:
         self.rounds("arange", count, lambda values: math.ceil(count(values)), False, depth=3)
 
     def resizes(self, shape: Sequence[int], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Notes that ``F.interpolate`` takes the nearest pixels of a tensor of that shape."""
+        """Notes that ``F.interpolate`` takes the nearest pixels of a tensor of this shape."""
         names = ("size", "scale_factor", "mode")
         given = {"size": None, "mode": "nearest", **dict(zip(names, args[1:], strict=False)), **kwargs}
         size = given["size"]
@@ -166,7 +166,7 @@ class Sizes:
             self.nearest.setdefault((line, axis), Turn(line, False, None, False, lambda v: _others(old, new, v)))
 
     def note(self, name: str, truth: bool, test: Callable[[Values], bool], depth: int, number: Any = None) -> None:
-        """Keeps a comparison that forward made ``depth`` frames up: line, truth, and the test on other sizes."""
+        """Keeps a comparison that forward made ``depth`` frames up: its line, outcome, and test at other sizes."""
         frame = caller(sys._getframe(depth))
         file = frame.f_code.co_filename
         if self.outside is None or is_own(file):
@@ -183,13 +183,13 @@ class Sizes:
 
 
 class _Number:
-    """What :class:`Sizes` gave, or what Python computed of it: a plain number, but for what it tells of itself.
+    """A number from :class:`Sizes`, or one that Python computed from it: a plain number that records its use.
 
     Attributes:
-        at: what it is of other sizes.
-        formula: stands for how it was computed, the same for the same arithmetic of the same sizes, whatever these are;
-            None where that is no arithmetic that tracers follow.
-        found: whether values decide it.
+        at: computes the number at other sizes.
+        formula: identifies how it was computed: equal for the same arithmetic on the same sizes, whatever their values;
+            None if tracers do not follow the arithmetic.
+        found: whether it depends on values.
     """
 
     at: Callable[[Values], Any]
@@ -215,14 +215,14 @@ class _Float(_Number, float):
 
 
 def plain(value: Any) -> Any:
-    """The number itself, without what follows it."""
+    """The plain number, which records nothing."""
     if isinstance(value, _Int):
         return int.__int__(value)
     return float.__float__(value) if isinstance(value, _Float) else value
 
 
 def made_at(value: Any, values: Values) -> Any:
-    """What a number would be at other sizes; anything else as it is."""
+    """What a number would be at other sizes; any other value is returned as it is."""
     return value.at(values) if isinstance(value, _Number) else value
 
 
@@ -235,17 +235,17 @@ def _is_of_sizes(value: Any) -> bool:
 
 
 def is_found(value: Any) -> bool:
-    """Whether a number is how many a mask found, or was computed of that."""
+    """Whether a number is the count of elements that a mask found, or was computed from it."""
     return isinstance(value, _Number) and value.found
 
 
 def formula(value: Any) -> Any:
-    """A number by how it was computed of sizes, where tracers follow that; None of any other."""
+    """The formula of a number computed from sizes, if tracers follow it; None for any other value."""
     return value.formula if isinstance(value, _Number) else None
 
 
 def _made(function: Callable[..., Any], operands: tuple[Any, ...], sizes: Sizes) -> Any:
-    """What a function makes of numbers."""
+    """Applies a function to numbers; the result records its use too."""
     value = function(*map(plain, operands))
     kind: type[_Number] | None = {int: _Int, float: _Float}.get(type(value))
     if kind is None:
@@ -274,19 +274,19 @@ def _formula(function: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
         return None
     try:
         return hash((function.__name__, *of)) if function in _GROWING else function(*of)
-    except (ArithmeticError, TypeError, ValueError):  # of numbers that stand for others
+    except (ArithmeticError, TypeError, ValueError):  # the stand-in numbers may not allow it
         return None
 
 
 def _number_of(place: Hashable) -> int:
-    """A number that stands for the size at a place, whatever that is."""
+    """A number that stands for the size at a place, whatever its value."""
     return 1009 + zlib.crc32(repr(place).encode()) % 100003
 
 
 def _binary(function: Callable[[Any, Any], Any], swapped: bool) -> Callable[[Any, Any], Any]:
     def method(self: Any, other: Any) -> Any:
         if not isinstance(other, (int, float)):
-            if isinstance(other, (list, tuple, str)):  # repeated
+            if isinstance(other, (list, tuple, str)):  # sequence repetition
                 self.sizes.take(self, "repeated")
             return NotImplemented
         return _made(function, (other, self) if swapped else (self, other), self.sizes)
@@ -333,7 +333,7 @@ _TAKING: tuple[Callable[..., Any], ...] = (float, format, hash, int, repr, str)
 
 _ROUNDING: dict[Callable[..., Any], int] = {int: 1, math.ceil: 1, math.floor: 1, math.trunc: 1, round: 1}
 _ROUNDING |= {operator.floordiv: 2, operator.mod: 2}
-"""Functions that round floats, with how many of their operands may be one."""
+"""Functions that round floats, with the number of operands that may be floats."""
 
 _FOLLOWED = {abs, operator.neg, *(getattr(operator, name) for name in _ARITHMETIC + _OF_INTS)}
 _GROWING = {operator.pow, operator.lshift}

@@ -1,4 +1,4 @@
-"""Functions that find as many as values say, ``nonzero`` and masks as indices, and finding another number of them."""
+"""Functions whose result size depends on values (``nonzero``, masks as indices), and forcing another size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["deciding", "finding", "returns_found"]
 
 
 def deciding(name: str, args: tuple, kwargs: dict[str, Any]) -> list[Tensor]:
-    """What decides by its values how many a function returns, or writes to; nothing of any other function."""
+    """The tensors whose values decide how many elements a function returns or writes; empty for other functions."""
     if name in _INDEXED:
         return [index for index in _indices(args) if is_mask_of_places(index)] if len(args) > 1 else []
     if name in _ALSO:
@@ -29,13 +29,13 @@ def deciding(name: str, args: tuple, kwargs: dict[str, Any]) -> list[Tensor]:
 
 
 def returns_found(name: str) -> bool:
-    """Whether a function returns what it finds, if anything decides how many that is."""
+    """Whether a function returns what it finds, rather than writing to it."""
     return name not in _WRITING
 
 
 def finding(count: int, function: Callable[..., Any], name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """What a function that finds, or writes to what is found, returns where there are ``count`` (as many as there can
-    be): masks keep that many of their first elements, other values the first ones."""
+    """Runs a function as if it found ``count`` elements, or as many as possible: masks are set for that many, and other
+    values are changed accordingly."""
     if name in _INDEXED:
         changed = tuple(_mask(index, count) if is_mask_of_places(index) else index for index in _indices(args))
         return function(args[0], type(args[1])(changed) if isinstance(args[1], (list, tuple)) else changed, *args[2:])
@@ -63,7 +63,7 @@ def _indices(args: tuple) -> Iterable[Any]:
 
 
 def _mask(values: Tensor, count: int) -> Tensor:
-    """Its first ``count`` elements that are not zero, and the first of the others where there are less."""
+    """A mask of the first ``count`` nonzero elements, filled up with the first others if there are fewer."""
     mask = values != 0
     order = (~mask).flatten().to(torch.uint8).argsort(stable=True)
     kept = torch.zeros_like(mask).flatten()
@@ -72,7 +72,7 @@ def _mask(values: Tensor, count: int) -> Tensor:
 
 
 def _distinct(values: Tensor, count: int) -> Tensor:
-    """``count`` values that differ, the smallest there are, or larger ones after them."""
+    """Values with ``count`` distinct ones: the smallest present, then larger ones if these are too few."""
     if not values.numel() or values.dtype == torch.bool:
         return values
     known = values.flatten().unique()
@@ -83,7 +83,7 @@ def _distinct(values: Tensor, count: int) -> Tensor:
 
 
 def _below(values: Tensor, count: int) -> Tensor:
-    """Whole numbers of which ``count - 1`` is the largest."""
+    """Integers with the largest being ``count - 1``."""
     values = values.clamp(max=max(count - 1, 0))
     if values.numel():
         values.view(-1)[0] = max(count - 1, 0)
@@ -91,7 +91,7 @@ def _below(values: Tensor, count: int) -> Tensor:
 
 
 def _adding_up(counts: Tensor, count: int) -> Tensor:
-    """Numbers of repetitions, ``count`` in all."""
+    """Numbers of repetitions whose sum is ``count``."""
     if not counts.numel():
         return counts
     ends = counts.flatten().cumsum(0).clamp(max=count)
@@ -114,7 +114,7 @@ _CHANGES: dict[str, tuple[int, str, Callable[[Tensor, int], Tensor]]] = {
     "unique_consecutive": (0, "input", _distinct),
     "where": (0, "condition", _mask),
 }
-"""By function: which argument decides how many there are, and what makes it another number."""
+"""By function: the argument that decides how many there are, and what changes it to another number."""
 
 _ALSO = {"batched_nms", "nms"}
-"""Functions that find as well, by more than one argument."""
+"""Further functions that find, by more than one argument."""

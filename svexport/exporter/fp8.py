@@ -1,4 +1,4 @@
-"""Fake quantization to fp8 (E4M3): what torch computes, and the QuantizeLinear and DequantizeLinear that files have."""
+"""Fake quantization to fp8 (E4M3): torch's computation, and the QuantizeLinear and DequantizeLinear nodes in files."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from svexport.tensorrt.support.target import Target, dotted
 __all__ = ["FIRST_FP8_OPSET", "LARGEST", "ToFp8", "fake_quantize_fp8", "refuse_fp8", "to_onnx"]
 
 FIRST_FP8_OPSET = 19
-"""Of ONNX's QuantizeLinear to float8e4m3fn."""
+"""First opset of ONNX's QuantizeLinear to float8e4m3fn."""
 
 LARGEST = 448.0
-"""Of E4M3 without infinities."""
+"""Largest number of E4M3 without infinities."""
 
 _E4M3 = torch.float8_e4m3fn
 
@@ -63,7 +63,7 @@ def _along(scale: Tensor, x: Tensor, axis: int) -> Tensor:
 
 
 def to_onnx(x: Any, scale: Any, axis: int) -> Any:
-    """The nodes of the exporter on torch.export; in float32, as the scale is."""
+    """Writes the nodes for the exporter on torch.export; they compute in float32, the dtype of the scale."""
     import onnx_ir as ir
     from onnxscript import opset19
 
@@ -78,10 +78,10 @@ def to_onnx(x: Any, scale: Any, axis: int) -> Any:
 
 
 def refuse_fp8(model: nn.Module, opset: int, platform: Target | None) -> list[str]:
-    """Notes on a model that quantizes to fp8.
+    """Returns notes on a model that quantizes to fp8.
 
     Raises:
-        ExportError: if the model quantizes to fp8, and the opset or the target has none.
+        ExportError: if the model quantizes to fp8, and the opset or the target does not support it.
     """
     if not any(isinstance(module, ToFp8) and module.fp8 for module in model.modules()):
         return []

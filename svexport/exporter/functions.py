@@ -1,4 +1,4 @@
-"""The functions that ``svexport.replace`` knows: torch's, and whole ones of other packages by name and signature."""
+"""The functions that ``svexport.replace`` replaces: torch's, and whole ones of other packages by name and signature."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["FUNCTIONS", "NAMES", "WHOLES", "Function", "deform_attn", "parameter
 
 
 class Function(NamedTuple):
-    """A function of torch and what takes its place.
+    """A function of torch and its replacement.
 
     Attributes:
-        theirs: torch's.
-        ours: with the same parameters. What our op does not have, such as ``out``, it leaves to torch.
+        theirs: torch's function.
+        ours: our function with the same parameters. What our op lacks, such as ``out``, it leaves to torch.
         op: the op's name, ``"inverse"``.
     """
 
@@ -40,7 +40,7 @@ def _inverse(input: Tensor, *, out: Tensor | None = None) -> Tensor:
 
 
 def _inverse_of(self: Any) -> Any:
-    """A method is called by its name, of whatever has one."""
+    """``Tensor.inverse``. Methods are bound by name, so ``self`` may be any object that has one."""
     return ops.inverse(self) if isinstance(self, Tensor) else self.inverse()
 
 
@@ -56,7 +56,7 @@ FUNCTIONS: dict[str, Function] = {
     "torch.Tensor.inverse": Function(torch.Tensor.inverse, _inverse_of, "inverse"),
     "torch.linalg.solve": Function(torch.linalg.solve, _solve, "solve"),
 }
-"""By the name that reports have."""
+"""By the name used in reports."""
 
 NAMES = {function.theirs: name for name, function in FUNCTIONS.items()}
 
@@ -67,13 +67,13 @@ NAMES = {function.theirs: name for name, function in FUNCTIONS.items()}
 def deform_attn(
     value: Tensor, value_spatial_shapes: Any, sampling_locations: Tensor, attention_weights: Tensor
 ) -> Tensor:
-    """:func:`svexport.ops.ms_deform_attn` of levels one after the other, by sizes alone."""
+    """:func:`svexport.ops.ms_deform_attn` without level starts: the levels follow each other, so sizes give them."""
     shapes = torch.as_tensor(value_spatial_shapes, device=value.device)
     return ops.ms_deform_attn(value, shapes, starts_of(shapes), sampling_locations, attention_weights)
 
 
 def starts_of(shapes: Tensor) -> Tensor:
-    """Where each level starts among the pixels of all; kept until the sizes are written to."""
+    """Index of each level's first pixel among all pixels; cached until the sizes are written to."""
     return kept_of(shapes, _starts)
 
 
@@ -105,8 +105,8 @@ WHOLES: dict[str, Sequence[tuple[Callable[..., Any], str]]] = {
     ),
     "bilinear_grid_sample": ((_bilinear_grid_sample, "grid_sample"),),  # mmcv
 }
-"""By the name of a function, wherever it is defined: what may take its place, and the name of the op. One fits that has
-the parameters of that function."""
+"""By name of a function, wherever it is defined: replacements, each with the name of its op. The one with the same
+parameters applies."""
 
 
 def parameters(code: CodeType) -> tuple[str, ...]:
@@ -116,7 +116,7 @@ def parameters(code: CodeType) -> tuple[str, ...]:
 
 
 def whole(code: CodeType) -> tuple[Callable[..., Any], str] | None:
-    """What takes the place of a function of this code as a whole, and the op's name."""
+    """The function that replaces a whole function with this code, and the op's name; None if there is none."""
     for ours, op in WHOLES.get(code.co_name, ()):
         if parameters(ours.__code__) == parameters(code):  # type: ignore[attr-defined]
             return ours, op

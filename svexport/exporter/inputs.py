@@ -1,4 +1,4 @@
-"""Inputs worth trying: of the same kind as the given ones, far from them, and of other sizes."""
+"""Inputs to verify with: similar to the given ones, far from them, and of other dynamic sizes."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ KINDS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] 
     "hundredfold": (lambda x: x * 100, torch.clone),
     "zero": (torch.zeros_like, torch.zeros_like),
 }
-"""Inputs of another kind than the given ones, for models that decide by values: of floating-point numbers, of masks."""
+"""Variants of the given inputs for models that branch on values: a function for floats, and one for bool masks."""
 
 FAR = ("scaled", "zeros")
-"""Inputs of every model that are far from the given ones."""
+"""Runs for every model, on inputs far from the given ones."""
 
 NOTHING = ("zeros", "zero")
-"""Of which most functions are zero: a way that is gone with these alone has not been compared."""
+"""Runs whose inputs are zero. Most functions are 0 there, so a branch that only these runs take is not compared."""
 
 FIRST = ("random first",)
-"""Of models that forward changes: what they remember of the given inputs is not in a file."""
+"""Run for models that forward changes: the file does not hold what they remember of the given inputs."""
 
 NEXT = ("random next",)
-"""Of those again, right after: what they return may not depend on what they remember."""
+"""Second run of such a model, right after: its results must not depend on what it remembers."""
 
 FAR_SIZE = 4096
-"""Sizes up to this one are asked one by one, then those around powers of two."""
+"""Sizes up to this one are considered one by one; above it, only those around powers of two."""
 
 MOST_ELEMENTS = 2**14
-"""Of inputs of other sizes, or some times as many as are given."""
+"""Largest number of elements in inputs of other sizes, or a multiple of the given number if that is more."""
 
 PIECE = 2**16
-"""Elements that are computed in float64 at once: more would take memory anew, which costs more than the numbers."""
+"""Elements computed in float64 at once: with more, allocating memory costs more than the arithmetic."""
 
 DRAWN = 2**20
-"""Random numbers that are drawn for one tensor at most: more cost more than what a model makes of them, and so larger
-tensors have the same ones again, of random places."""
+"""Most random numbers drawn for one tensor. More would cost more than running the model, so larger tensors reuse
+them, from random offsets."""
 
 
 def of_kind(kind: str, tensor: Tensor) -> Tensor:
-    """A tensor of the shape and dtype of another, filled as one of ``KINDS`` says; integers as they are."""
+    """A tensor of the same shape and dtype, changed as ``KINDS[kind]`` says; integers are unchanged."""
     number, mask = KINDS[kind]
     return number(tensor) if tensor.is_floating_point() else mask(tensor) if tensor.dtype == torch.bool else tensor
 
 
 def far(name: str, tensors: Sequence[Tensor], ranges: Mapping[int, int]) -> Iterator[list[Tensor]]:
-    """Inputs far from the given ones; with the given integers, and masks, where a model does not take others."""
+    """Yields inputs far from the given ones; then with the given integers, and masks, if a model refuses others."""
     change = _scaled if name == "scaled" else _zeros
     changed = [change(t, ranges.get(index)) for index, t in enumerate(tensors)]
     yield changed
@@ -63,7 +63,7 @@ def far(name: str, tensors: Sequence[Tensor], ranges: Mapping[int, int]) -> Iter
 
 
 def _scaled(tensor: Tensor, size: int | None) -> Tensor:
-    """Of both signs, a tenth, as large, ten or a hundred times as large; other integers; masks all set, or half."""
+    """Floats of both signs, scaled by 0.1, 1, 10 or 100; other integers; masks all set, or half set."""
     if tensor.is_floating_point():
         return _of_other_scales(tensor)
     noise = torch.rand(tensor.shape, dtype=torch.float64, device=tensor.device)
@@ -98,14 +98,14 @@ def _of_other_scales(tensor: Tensor) -> Tensor:
 
 
 def _places() -> Iterator[int]:
-    """Where among those drawn the random numbers of one piece after another begin."""
+    """The offset of each piece's random numbers among those drawn."""
     yield from range(0, DRAWN, PIECE)
     while True:
         yield int(torch.randint(DRAWN - PIECE, ()))
 
 
 def _zeros(tensor: Tensor, size: int | None) -> Tensor:
-    """Nothing but zero, no mask set; integers in another order."""
+    """Zeros for floats and masks; integers in another order."""
     if tensor.is_floating_point() or tensor.dtype == torch.bool or is_mask(tensor):
         return torch.zeros_like(tensor)
     return tensor.flatten().flip(0).reshape(tensor.shape) if size is None else (size - 1 - tensor).clamp(0, size - 1)
@@ -117,7 +117,7 @@ def is_mask(tensor: Tensor) -> bool:
 
 
 def random(tensors: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> Iterator[list[Tensor]]:
-    """Everything random; or floating-point numbers alone, for integers may be sizes that fit one another."""
+    """Yields inputs with everything random, then with only floats random: integers may be sizes that fit each other."""
     yield [_random_like(t, shape) for t, shape in zip(tensors, shapes, strict=True)]
     if not all(t.is_floating_point() for t in tensors):
         yield [
@@ -127,14 +127,14 @@ def random(tensors: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> Iterat
 
 
 def _random_like(tensor: Tensor, shape: Sequence[int]) -> Tensor:
-    """Fresh values like the given ones, tiled or cut to ``shape``: each changed by about a tenth where floating point
-    (so that what was a projection matrix still is one), drawn from among them for anything else."""
+    """Fresh values like the given ones, tiled or cut to ``shape``. Floats change by about a tenth, so that a projection
+    matrix stays one; other dtypes are drawn from the given values."""
     tensor = tiled(tensor, shape)
     if not tensor.numel():
         return tensor
     if not tensor.is_floating_point():  # indices and masks stay valid
         return tensor.flatten()[torch.randint(tensor.numel(), tensor.shape, device=tensor.device)]
-    zero = not tensor.any()  # which alone says nothing: any values will do
+    zero = not tensor.any()  # zeros have no scale: any values will do
 
     noise = torch.empty(min(tensor.numel(), DRAWN), dtype=torch.float64, device=tensor.device)
     for part in noise.split(PIECE):
@@ -154,7 +154,7 @@ def _random_like(tensor: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def _in_pieces(function: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
-    """What a function makes of each element, in the tensor's own type; it is given some at a time."""
+    """Applies an elementwise function piece by piece; the result has the tensor's dtype."""
     result = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
     pieces = result.view(-1).split(PIECE), tensor.detach().reshape(-1).split(PIECE)
     for piece, given in zip(*pieces, strict=True):
@@ -163,14 +163,14 @@ def _in_pieces(function: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
 
 
 class Resized:
-    """Inputs of other dynamic sizes.
+    """Makes inputs of other dynamic sizes.
 
-    A model may halve its sizes, or divide them by other numbers: of each run there are alternatives.
+    A model may halve its sizes, or divide them by other numbers, so each run has alternatives.
 
     Attributes:
         given: the root of each dynamic size of the given inputs.
         ranges: the least and the largest value of each root.
-        axes: by input and axis, its dynamic size.
+        axes: for each input, its dynamic sizes by axis.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class Resized:
         self._tried = {self._run(self.given)}
 
     def roots(self, tensors: Sequence[Tensor]) -> dict[str, int]:
-        """Of the dynamic sizes of some inputs."""
+        """The root of each dynamic size of these inputs."""
         found: dict[str, int] = {}
         for axes, tensor in zip(self.axes, tensors, strict=True):
             for axis, size in axes.items():
@@ -205,8 +205,8 @@ class Resized:
     def at(
         self, wanted: Mapping[str, int], most: int = MOST_ELEMENTS, tried: bool = True
     ) -> Iterator[tuple[str, list[Tensor]]]:
-        """Runs with some sizes changed, which have not been before, of no more elements than ``most`` in all (or four
-        times as many as are given); ``tried`` counts them as been."""
+        """Runs with some sizes changed that have not been tried yet. They have at most ``most`` elements in all, or
+        four times as many as given, if that is more. ``tried`` marks them as tried."""
         run = ", ".join(f"{root}={size}" for root, size in wanted.items())
         whole = self._run({**self.given, **wanted})
         shapes = self.shapes(wanted)
@@ -217,7 +217,7 @@ class Resized:
         yield from ((run, inputs) for inputs in random(self._tensors, shapes))
 
     def shapes(self, wanted: Mapping[str, int]) -> list[list[int]]:
-        """Of every input, once the symbols have the wanted sizes."""
+        """The shape of every input when the roots have the wanted sizes."""
         shapes = [list(tensor.shape) for tensor in self._tensors]
         for axes, shape in zip(self.axes, shapes, strict=True):
             for axis, size in axes.items():
@@ -226,8 +226,8 @@ class Resized:
         return shapes
 
     def others(self, root: str, n: int, step: int = 1, far: int = FAR_SIZE) -> Iterator[int]:
-        """Sizes that a root may have, multiples of ``step``, by how far they are from one; then powers of two, and what
-        is next to them."""
+        """Sizes that a root may have, all multiples of ``step``: first by distance from ``n``, then powers of two and
+        sizes near them."""
         low, high = self.ranges[root]
         near = sorted(range(max(low, 1), int(min(high, far)) + 1), key=lambda size: abs(size - n))
         powers = (size for exponent in range(12, 31) for size in (2**exponent, 2**exponent + 1, 3 * 2**exponent // 2))
@@ -238,9 +238,9 @@ class Resized:
         return sum(map(math.prod, self.shapes(wanted))) > max(most, 4 * sum(t.numel() for t in self._tensors))
 
     def runs(self) -> Iterator[Iterator[tuple[str, list[Tensor]]]]:
-        """Every dynamic size larger, then as small as can be, then each alone much larger.
+        """Makes every dynamic size larger, then as small as possible, then each alone much larger.
 
-        Of several the larger ones are unequal where a model takes that.
+        Several larger sizes are unequal if the model allows it.
         """
         if not self._roots:
             return
@@ -272,7 +272,7 @@ class Resized:
                 yield from self.at({root: wanted})
 
     def empty(self) -> Iterator[tuple[str, list[Tensor]]]:
-        """Each dynamic size of 0 alone, where its range has that: the symbol, and inputs with the given numbers."""
+        """Sets each dynamic size alone to 0, if its range has 0; yields the root, and inputs made of the given ones."""
         for root, (low, _) in self._declared.items():
             shapes = self.shapes({root: 0})
             if low <= 0 < self.given[root] and all(size >= 0 for shape in shapes for size in shape):

@@ -1,4 +1,4 @@
-"""The graph of the TorchScript exporter: nodes written into it, and what its values are known to be."""
+"""The graph of the TorchScript exporter: writes nodes into it, and reads what is known of its values."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ _kinds = torch.onnx.JitScalarType
 
 
 class GraphWriter(Writer):
-    """Writes nodes of a graph that the TorchScript exporter makes."""
+    """Writes nodes into a graph of the TorchScript exporter."""
 
     def __init__(self, g: Any) -> None:
         self._g = g
         self.opset: int = g.opset
 
     def __call__(self, op_type: str, *inputs: Any, outputs: int = 1, **attributes: Any) -> Any:
-        """The outputs of a new node; attributes may be texts, too."""
+        """The outputs of a new node; attributes may also be strings."""
         typed = {f"{name}_{_letter(value)}": value for name, value in attributes.items()}
         return self._g.op(op_type, *inputs, outputs=outputs, **typed)
 
     def constant(self, tensor: Tensor) -> Any:
-        """A constant."""
+        """A constant with the values of ``tensor``."""
         return self._g.op("Constant", value_t=tensor)
 
     def dtype(self, value: Any) -> torch.dtype | None:
-        """Of a value, where it is known."""
+        """The dtype of a value; None if it is unknown."""
         kind = _kinds.from_value(value, _kinds.UNDEFINED)
         return None if kind == _kinds.UNDEFINED else kind.dtype()
 
     def rank(self, value: Any) -> int | None:
-        """Of a value, where it is known."""
+        """The rank of a value; None if it is unknown."""
         return symbolic_helper._get_tensor_rank(value)
 
 
 def _letter(value: Any) -> str:
-    """By which the exporter is told the type of an attribute, or of those in a list."""
+    """The suffix by which the exporter knows the type of an attribute, or of its items."""
     return {float: "f", str: "s"}.get(type(value[0] if isinstance(value, list) else value), "i")
 
 
@@ -58,7 +58,7 @@ def schema_of(node: torch._C.Node) -> Any:
 
 
 def kinds_of(schema: Any) -> list[str]:
-    """What each argument of an aten function is: ``"tensor"``, ``"tensors"`` or ``"constant"``."""
+    """The kind of each argument of an aten function: ``"tensor"``, ``"tensors"`` or ``"constant"``."""
     types = (str(a.type) for a in schema.arguments)
     return ["constant" if "Tensor" not in t else "tensors" if t.startswith("List") else "tensor" for t in types]
 
@@ -85,7 +85,7 @@ def read(value: _Value, kind: str) -> Any:
 
 
 def constant_of(value: _Value) -> Any:
-    """A number, a truth or a list of numbers; None of what is computed."""
+    """A constant number, bool or list of numbers; None if the value is computed."""
     found = read(value, "constant")
     computed = any(isinstance(one, TensorInfo) for one in (found if isinstance(found, list) else [found]))
     return None if computed else found

@@ -1,4 +1,4 @@
-"""Choices between masks, of which ONNX Runtime has no Where: by And, Or and Not; and masks as indices."""
+"""``where`` and ``masked_fill`` of masks, for which ONNX Runtime has no Where, by And, Or, Not; masks as indices."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["CHOICES", "by_places", "is_mask_of_places", "where"]
 
 
 def is_mask_of_places(index: Any) -> bool:
-    """Whether an index is a mask; bytes are one, too."""
+    """Whether an index is a mask; uint8 tensors are masks too."""
     return isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8)
 
 
 def by_places(indices: Iterable[Any]) -> list[Any]:
-    """Indices with the places that each mask is true at, in its place."""
+    """The indices, with each mask replaced by the indices at which it is true."""
     return [place for i in indices for place in (i.nonzero(as_tuple=True) if is_mask_of_places(i) else (i,))]
 
 
@@ -34,13 +34,13 @@ def _where(condition: Any, input: Any = None, other: Any = None) -> Any:
 
 
 def where(condition: Tensor, input: Tensor, other: Tensor) -> Tensor:
-    """``torch.where``, of masks too."""
+    """``torch.where``, also of masks."""
     chosen = _where(condition, input, other)
     return torch.where(condition, input, other) if chosen is NotImplemented else chosen
 
 
 def _filled(input: Tensor, mask: Any, value: Any) -> Any:
-    """``masked_fill`` of a mask, by any number."""
+    """``masked_fill`` of a mask with any number."""
     if isinstance(value, Tensor):
         return _where(mask, value, input)
     if not (_is_mask(input) and _is_mask(mask)):
@@ -60,4 +60,4 @@ CHOICES: dict[Callable[..., Any], Callable[..., Any]] = {
     Tensor.masked_fill_: _filled_in_place,
     Tensor.where: lambda input, condition, other: _where(condition, input, other),
 }
-"""By what Python calls, for both tracers; NotImplemented of all else."""
+"""By Python callable, for both tracers; NotImplemented if the arguments are no masks."""

@@ -1,4 +1,4 @@
-"""Memory while a model is exported: garbage that is collected later, and large blocks that are used again."""
+"""Memory while a model is exported: postpones garbage collection, and reuses large blocks."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ __all__ = ["kept_memory", "without_collections"]
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 
 KEPT = 2**28
-"""Bytes of the largest blocks that are kept."""
+"""Largest block that is kept, in bytes."""
 
 USUAL = 2**25
-"""Bytes of those that glibc keeps by itself, once it has seen such a block freed."""
+"""Largest block that glibc keeps by itself, in bytes, once such a block has been freed."""
 
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """Puts off the collection of garbage: imports and traces make no end of objects, most of which stay in use."""
+    """Postpones garbage collection: imports and traces make very many objects, most of which stay in use."""
     if not gc.isenabled():
         yield
         return
@@ -36,15 +36,15 @@ def without_collections() -> Iterator[None]:
 
 @contextmanager
 def old_objects_left_alone() -> Iterator[None]:
-    """Collects garbage among new objects alone: a collection looks at all that traces and imports have left, most of
-    which stays in use, again and again, and takes as long as a forward.
+    """Restricts garbage collection to new objects. Otherwise each collection scans everything that traces and imports
+    have left, most of which stays in use; one takes as long as a forward.
 
-    Nothing happens where the process has frozen objects of its own, which nobody else may thaw.
+    Nothing happens if the process has frozen objects of its own, as ours could not be unfrozen separately.
     """
     if not gc.isenabled() or gc.get_freeze_count():
         yield
         return
-    gc.collect(0)  # what a trace has left behind, of which no collection has been yet
+    gc.collect(0)  # garbage of a trace that has not been collected yet
     gc.freeze()
     try:
         yield
@@ -58,11 +58,11 @@ _lock = threading.Lock()
 
 @contextmanager
 def kept_memory() -> Iterator[None]:
-    """Has glibc keep large blocks that are freed, and give all back at the end.
+    """Makes glibc keep large freed blocks, and return all of them at the end.
 
-    Otherwise each large tensor is new memory, page by page, which takes a fifth of the time of a verification. Nothing
-    happens with another C library, or where the environment says what is kept. Afterwards the limits are the largest
-    that glibc comes to by itself: what they were it does not tell, nor does it change them again once they were set.
+    Otherwise each large tensor maps new pages, which takes a fifth of the time of a verification. Nothing happens with
+    another C library, or if the environment sets the limits. Afterwards the limits are the largest that glibc reaches
+    by itself: it does not tell what they were, and no longer adapts them once they were set.
     """
     global _held
     if platform.libc_ver()[0] != "glibc" or _is_set_already():
@@ -83,12 +83,12 @@ def kept_memory() -> Iterator[None]:
 
 
 def _is_set_already() -> bool:
-    """Whether who started the process has set limits of its own."""
+    """Whether the environment of the process sets malloc's limits."""
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     return "glibc.malloc." in tunables or bool(os.environ.keys() & {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"})
 
 
 def _keep(libc: ctypes.CDLL, size: int) -> None:
-    """As glibc does by itself, up to ``USUAL``: blocks of that size, and twice as much at the end of the heap."""
+    """Keeps blocks up to ``size``, and twice as much at the end of the heap, as glibc itself does up to ``USUAL``."""
     libc.mallopt(_MMAP_THRESHOLD, size)
     libc.mallopt(_TRIM_THRESHOLD, min(2 * size, 2**31 - 1))

@@ -1,8 +1,8 @@
-"""What Python computes of dynamic sizes, as nodes: its floats are doubles.
+"""Writes Python's arithmetic on dynamic sizes as nodes, with its floats in float64.
 
-``int(height * 0.7)`` is 62 for 90 in Python, and 63 in float32. A float that is a whole number over another stays the
-pair of them, whose rounding is a division of integers; what is none is computed in DOUBLE, from the sizes on. Tensors
-that such a float goes into get it in FLOAT.
+For a height of 90, ``int(height * 0.7)`` is 62 in Python, and 63 in float32. A float that is the quotient of two
+integers is kept as a pair, so that rounding it is an integer division. Any other float is computed in DOUBLE from the
+sizes on. Where such a float meets tensors, it is cast to FLOAT.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ __all__ = ["TRANSLATIONS", "floor_divided"]
 
 _KEY = "svexport.number"
 _BITS = 20
-"""Of the numerator and denominator of a constant that stays a pair: products with sizes fit in 64 bits."""
+"""Most bits of the numerator and denominator of a constant kept as a pair: products with sizes then fit in 64 bits."""
 
 _INT, _FLOAT, _DOUBLE = (int(d) for d in (ir.DataType.INT64, ir.DataType.FLOAT, ir.DataType.DOUBLE))
 
 
 class _Pair(NamedTuple):
-    """A whole number over a positive one.
+    """An integer divided by a positive integer.
 
     Attributes:
-        exact: whether a double has the quotient without rounding, so that it may be computed with.
+        exact: whether float64 holds the quotient without rounding, so that arithmetic with the pair is allowed.
     """
 
     numerator: Any
@@ -38,7 +38,7 @@ class _Pair(NamedTuple):
 
 
 class _Number:
-    """A float of Python: as a pair, and in DOUBLE, which is made when it is asked for."""
+    """A Python float, as a pair if it is one, and as a DOUBLE node, which is written on first use."""
 
     def __init__(self, double: Callable[[], Any], pair: _Pair | None = None) -> None:
         self._make, self._made, self.pair = double, None, pair
@@ -67,12 +67,12 @@ def _is_float(x: Any) -> bool:
 
 
 def _integer(x: Any) -> Any:
-    """A whole number as INT64."""
+    """An integer as an INT64 value."""
     return _constant(x, torch.int64) if isinstance(x, int) else x
 
 
 def _number(x: Any) -> _Number:
-    """What is known of an operand."""
+    """The :class:`_Number` of an operand."""
     if isinstance(x, (int, float)):
         short = None
         if math.isfinite(x):
@@ -88,14 +88,14 @@ def _number(x: Any) -> _Number:
 
 
 def _float(number: _Number) -> Any:
-    """A float as other nodes take it, which remembers what it is."""
+    """A float as a FLOAT value for other nodes, which remembers its :class:`_Number`."""
     value = _op("Cast", number.double, to=_FLOAT)
     value.meta[_KEY] = number
     return value
 
 
 def _times(a: Any, b: Any) -> Any:
-    """The product of two whole numbers, each a node or a number of Python."""
+    """The product of two integers, each a node or a Python number."""
     if isinstance(a, int) and isinstance(b, int):
         return a * b
     if 1 in (a if isinstance(a, int) else 0, b if isinstance(b, int) else 0):
@@ -142,7 +142,7 @@ def _sum(op_type: str) -> Callable[[Any, Any], Any]:
 
 
 def _rounded(op_type: str, divided: Callable[[_Pair], Any] | None) -> Callable[..., Any]:
-    """To a whole number, from a pair by ``divided``."""
+    """Rounding to an integer; ``divided`` does it for a pair."""
 
     def rounded(x: Any, digits: int | None = None) -> Any:
         if digits is not None:
@@ -172,7 +172,7 @@ def _ceil(pair: _Pair) -> Any:
 def _trunc(pair: _Pair) -> Any:
     if _is_one(pair):
         return _integer(pair.numerator)
-    return _op("Div", _integer(pair.numerator), _integer(pair.denominator))  # of integers it is rounded to zero
+    return _op("Div", _integer(pair.numerator), _integer(pair.denominator))  # integer Div truncates
 
 
 def _is_one(pair: _Pair) -> bool:
@@ -180,7 +180,7 @@ def _is_one(pair: _Pair) -> bool:
 
 
 def floor_divided(x: Any, y: Any) -> Any:
-    """``x // y`` of whole numbers. The exporter's own rounds towards zero, which is another in ``-(-size // 8)``."""
+    """``x // y`` of integers. The exporter's own rounds towards zero, which is wrong for ``-(-size // 8)``."""
     if _is_float(x) or _is_float(y):
         quotient = _op("Div", _number(x).double, _number(y).double)
         return _float(_Number(lambda: _op("Floor", quotient)))
@@ -191,7 +191,7 @@ def floor_divided(x: Any, y: Any) -> Any:
 
 
 def _not_negative(size: Any) -> bool:
-    """Whether a number is surely not negative: a size, or made of some by what keeps it so."""
+    """Whether a number is known not to be negative: a size, or made of sizes by functions that keep that."""
     if isinstance(size, (int, float)):
         return size >= 0
     node = size.producer() if hasattr(size, "producer") else None
@@ -223,7 +223,7 @@ def _mod(x: Any, y: Any) -> Any:
     a, b = _number(x), _number(y)
 
     def rest() -> Any:
-        """Of the sign of the divisor."""
+        """The remainder with the sign of the divisor."""
         value, zero = _op("Mod", a.double, b.double, fmod=1), _constant(0.0, torch.float64)
         other = _op("Less", _op("Mul", value, b.double), zero)
         return _op("Where", other, _op("Add", value, b.double), value)
@@ -251,4 +251,4 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     torch.sym_float: lambda x: _float(_number(x)),
     **({torch.sym_sqrt: _root} if hasattr(torch, "sym_sqrt") else {}),
 }
-"""By the function that torch.export records."""
+"""By the function that torch.export records, what writes its nodes."""

@@ -1,4 +1,4 @@
-"""Faults planted in an exported file one after another: which of them inputs would notice."""
+"""Plants faults in an exported file one after another, and tells which of them inputs would show."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from svexport.graph.walk import STANDARD, graphs_of
 __all__ = ["Planted", "Recording", "Site"]
 
 MOST_BYTES = 2**28
-"""Of values that are recorded at a time, and of the parts of a graph that are kept ready."""
+"""Most bytes of the values of one recording, and of the parts of a graph that are kept in memory."""
 
 MOST_OF_A_PART = 2**12
-"""Bytes of a weight that each part of a graph may have for itself: larger ones are shared."""
+"""Largest weight, in bytes, that each part of a graph copies; larger ones are shared."""
 
 _SIZED = {
     *("ConstantOfShape", "Expand", "Loop", "OneHot", "Pad", "Range", "Reshape", "Resize", "Scan", "Slice", "Split"),
     *("Squeeze", "Tile", "TopK", "Unsqueeze", "Upsample", "If", "AffineGrid", "RandomNormal", "RandomUniform"),
 }
-"""Ops whose later inputs say how large their outputs are; a fault before them may make anything of that."""
+"""Ops whose later inputs determine the size of their outputs, so that a fault before them may make it arbitrary."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ class Site:
     """A fault and its place.
 
     Attributes:
-        number: of the node.
-        node: its name.
-        op: its type.
-        module: in which it is, as far as its name tells.
-        line: the user's it came from, empty where unknown.
-        fault: what is wrong.
+        number: index of the node.
+        node: name of the node.
+        op: type of the node.
+        module: module of the node, as far as its name tells.
+        line: the user's line that it came from; empty if unknown.
+        fault: the fault itself.
     """
 
     number: int
@@ -59,13 +59,13 @@ class Site:
 
 @dataclass(frozen=True)
 class Recording:
-    """What a graph made of some inputs: its outputs, and the values of nodes that have sites.
+    """One run of a graph: its inputs, its outputs, and the values of nodes that have sites.
 
     Attributes:
         feeds: the inputs.
-        outputs: of the graph.
-        values: of nodes, and the inputs.
-        held: rtol and atol that each output is held to.
+        outputs: the outputs of the graph.
+        values: values of nodes and inputs, by name.
+        held: rtol and atol of each output.
     """
 
     feeds: Mapping[str, np.ndarray]
@@ -79,10 +79,10 @@ class _Behind:
     """The part of a graph that depends on one value.
 
     Attributes:
-        session: None where nothing does.
-        feeds: names of the values that it is given.
-        outputs: names of the graph's outputs that it computes.
-        size: of its model, in bytes.
+        session: runs the part; None if nothing depends on the value.
+        feeds: names of its input values.
+        outputs: names of the graph outputs that it computes.
+        size: size of its model, in bytes.
     """
 
     session: Any
@@ -92,10 +92,10 @@ class _Behind:
 
 
 class Planted:
-    """A graph in standard ONNX whose every value can be replaced.
+    """A graph in standard ONNX, any value of which can be replaced.
 
-    A faulty node is computed alone, of what was recorded before it. What depends on it is computed anew, and nothing
-    else.
+    A faulty node is computed alone, from recorded values. Only what depends on it is computed
+    again.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Planted:
         lines: Mapping[str, str],
         run_as: Callable[[onnx.ModelProto], onnx.ModelProto] = lambda model: model,
     ) -> None:
-        """``run_as`` makes what ONNX Runtime runs of a graph, with the same names of values."""
+        """``run_as`` converts a graph to the model that ONNX Runtime runs; it keeps the names of values."""
         self._lines, self._run_as = lines, run_as
         self._graph, self._opsets, self._ir = model.graph, list(model.opset_import), model.ir_version
         self._constants = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
@@ -141,7 +141,7 @@ class Planted:
         self._alone: dict[int, Any] = {}
 
     def _with_outputs(self, graph: onnx.GraphProto) -> onnx.ModelProto:
-        """What runs, with every value of ``graph`` that a node reads or may be faulty."""
+        """A model of ``graph`` that also outputs every value that a node reads, or that may be faulty."""
         produced = {name for node in graph.node for name in node.output if name} - self._constants.keys()
         read = [name for node in graph.node for name in (*node.input, *used_inside(node))]
         wanted = dict.fromkeys(read + [node.output[0] for _, node in self._nodes])
@@ -153,7 +153,7 @@ class Planted:
         return probe
 
     def _computed_behind(self, name: str) -> _Behind:
-        """What computes the outputs from a value and from recorded ones that do not depend on it."""
+        """The part that computes the outputs from a value, and from recorded values that do not depend on it."""
         if name in self._behind:
             self._behind.move_to_end(name)
             return self._behind[name]
@@ -188,7 +188,7 @@ class Planted:
         return self._behind[name]
 
     def record(self, tensors: Sequence[Tensor], held: Sequence[tuple[float, float]]) -> Recording | None:
-        """What the graph makes of inputs, whose outputs are ``held`` to rtol and atol; None of too large values."""
+        """Runs the graph; ``held`` are rtol and atol of its outputs. None if the values are too large to record."""
         feeds = {name: t.detach().cpu().numpy() for name, t in zip(self._names, tensors, strict=True)}
         names = [value.name for value in self._recorder.get_outputs()]
         values = dict(zip(names, self._recorder.run(names, feeds), strict=True))
@@ -203,10 +203,10 @@ class Planted:
                 yield Site(number, node.name, node.op_type, _module(node), self._line(node), fault)
 
     def outputs(self, site: Site, recording: Recording) -> list[np.ndarray] | None:
-        """What the graph computes with a fault; None where the node computes what it does without.
+        """The outputs with a fault; None if the faulty node computes the same as without it.
 
         Raises:
-            Exception: ONNX Runtime's, of what does not compute.
+            Exception: ONNX Runtime's, if the graph does not run with the fault.
         """
         faulty = self._computed(site, recording)
         name = self._graph.node[site.number].output[0]
@@ -221,18 +221,18 @@ class Planted:
         return [computed.get(output, recording.values[output]) for output in self._outputs]
 
     def shown(self, site: Site, recording: Recording, failing: float = math.inf) -> float:
-        """How far outputs with a fault are off, in tolerances: more than 1 is what verification sees; ``failing`` of a
-        graph that no longer computes."""
+        """How far outputs with a fault are off, in tolerances; verification notices more than 1. Returns ``failing`` if
+        the graph no longer runs."""
         try:
             outputs = self.outputs(site, recording)
-        except Exception:  # noqa: BLE001 - ONNX Runtime's, of a graph that no longer fits together
+        except Exception:  # noqa: BLE001 - ONNX Runtime's: the graph is no longer consistent
             return failing
         if outputs is None:
             return 0.0
         return max(map(_off, recording.outputs, outputs, recording.held), default=0.0)
 
     def _computed(self, site: Site, recording: Recording) -> np.ndarray:
-        """What the faulty node alone makes of what was recorded before it."""
+        """The output of the faulty node, computed alone from recorded values."""
         node, fault = self._graph.node[site.number], site.fault
         if fault.transposed is not None:
             return np.ascontiguousarray(recording.values[node.output[0]].swapaxes(*fault.transposed))
@@ -241,7 +241,7 @@ class Planted:
             output = recording.values[node.output[0]]
             return recording.values[name] if name in recording.values else self._constants[name].astype(output.dtype)
         if id(fault) not in self._alone:
-            # With the fault: its id stays its own.
+            # Keep a reference to the fault, so that no other object gets its id.
             self._alone[id(fault)] = fault, _session(self._run_as(self._model_of(fault)))
         _, session = self._alone[id(fault)]
         feeds = {i.name: recording.values[i.name] for i in session.get_inputs()}
@@ -265,7 +265,7 @@ class Planted:
 
 
 def _off(expected: np.ndarray, actual: np.ndarray, held: tuple[float, float]) -> float:
-    """The largest difference, in what is allowed."""
+    """The largest difference, in units of the tolerance."""
     if expected.shape != actual.shape:
         return math.inf
     rtol, atol = held
@@ -276,7 +276,7 @@ def _off(expected: np.ndarray, actual: np.ndarray, held: tuple[float, float]) ->
 
 
 def _names_of_sizes(graph: onnx.GraphProto) -> set[str]:
-    """Values from which sizes are computed, directly or through other whole numbers."""
+    """Names of values from which sizes are computed, directly or through other integers."""
     sizes = {name for node in graph.node if node.op_type in _SIZED for name in node.input[1:]}
     sizes |= {name for node in graph.node for nested in graphs_of(node) for n in nested.node for name in n.input}
     for node in reversed(graph.node):
@@ -302,7 +302,7 @@ _DTYPES = {"float": 1, "uint8": 2, "int8": 3, "int32": 6, "int64": 7, "bool": 9,
 
 
 def _dtype(name: str) -> int | None:
-    """ONNX's number of ONNX Runtime's ``tensor(float)``; None of types that are not planted in."""
+    """ONNX's number for a type such as ONNX Runtime's ``tensor(float)``; None for types without faults."""
     return _DTYPES.get(name.removeprefix("tensor(").removesuffix(")"))
 
 
@@ -313,7 +313,7 @@ def _session(model: onnx.ModelProto) -> Any:
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
     options.use_deterministic_compute = True
-    options.add_session_config_entry("session.disable_prepacking", "1")  # as of weights that are inputs
+    options.add_session_config_entry("session.disable_prepacking", "1")  # weights may be inputs
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     return onnxruntime.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"], enable_fallback=0

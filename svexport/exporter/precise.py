@@ -1,4 +1,4 @@
-"""A file and its model in float64: what rounding hides of their difference shows there."""
+"""Compares a file and its model in float64, which shows differences that rounding hides in float32."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from svexport.tracing.quantizers import Copies
 __all__ = ["Precise", "Precisely"]
 
 MOST = 8.0
-"""Times what torch in float32 is from float64: files that are right keep below 5, most of them far below 1."""
+"""Multiple of torch's own difference between float32 and float64; correct files stay below 5, most far below 1."""
 
 BORDER = 2.0**-24
-"""Of the inputs: where so little changes as much as a file differs by, there is a border between two results."""
+"""Relative change of the inputs. If it changes results as much as the file differs, a discontinuity is near."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Precisely:
     """One input in float64.
 
     Attributes:
-        inputs: of any type, those of floating point in float64.
-        expected: what torch makes of them.
+        inputs: the inputs; floating-point ones are in float64.
+        expected: torch's results.
         held: rtol and atol of each output.
     """
 
@@ -44,23 +44,23 @@ class Precisely:
 class Precise:
     """Compares a file with its model in float64, and its planted faults.
 
-    The model's numbers are rounded to float32 there as a file has them: those in its source, and what is computed of
-    nothing but its parameters. What else a file has otherwise, factors merged into one for instance, stays a few
-    rounding errors of float32; results are held to :data:`MOST` times what torch itself differs by there between
-    float32 and float64, and whole numbers are not compared, which verification does in float32.
+    The model's constants are rounded to float32, as a file has them: numbers in its source, and what is computed from
+    parameters alone. Other differences, such as merged factors, stay within a few float32 rounding errors. Results are
+    held to :data:`MOST` times torch's own difference between float32 and float64. Integers are not compared here:
+    verification does so in float32.
     """
 
     def __init__(self, model: onnx.ModelProto, copies: Copies) -> None:
         """``model``: the file in standard ONNX, with its weights.
 
         Raises:
-            Exception: ONNX Runtime's, or UnsupportedError, of a model that cannot be computed in float64.
+            Exception: ONNX Runtime's, or UnsupportedError, if the file cannot be computed in float64.
         """
         self._planted, self._copies = Planted(model, {}, in_float64), copies
 
     def expected(self, inputs: Sequence[Tensor], single: Sequence[Tensor]) -> Precisely | None:
-        """What torch makes of inputs, of which it makes ``single`` in float32; None where float64 says nothing: the
-        model rounds to float32 itself, or there is no finite result."""
+        """torch's results in float64; ``single`` are those in float32. None if float64 tells nothing, because the model
+        itself rounds to float32, or a result is not finite."""
         precise = [t.detach().cpu().double() if t.is_floating_point() else t.detach().cpu().clone() for t in inputs]
         exact = self._call(precise, None)
         numbers = _NumbersOfFiles()
@@ -91,11 +91,11 @@ class Precise:
             return model(*arguments)
 
     def record(self, there: Precisely) -> Recording | None:
-        """What the file makes of the inputs; None of too large values."""
+        """The file's results for the inputs; None if its values are too large to record."""
         return self._planted.record(there.inputs, there.held)
 
     def differing(self, there: Precisely, recording: Recording) -> list[int]:
-        """Outputs of the file that differ from torch's, but not where those jump."""
+        """Indices of the file's outputs that differ from torch's, unless torch's results jump there."""
         found = []
         for index, (expected, actual, (_, atol)) in enumerate(
             zip(there.expected, recording.outputs, there.held, strict=True)
@@ -119,15 +119,15 @@ class Precise:
         return False
 
     def shown(self, site: Site, recording: Recording) -> float:
-        """How far outputs with a fault are off, in what they are held to; NaN of a fault that cannot be computed."""
+        """How far outputs with a fault are off, in tolerances; NaN if the fault cannot be computed."""
         return self._planted.shown(site, recording, failing=math.nan)
 
 
 class _NumbersOfFiles(TorchDispatchMode):
-    """Rounds to float32 what a file has as a number: scalars beside what depends on an input, and what depends on none.
+    """Rounds to float32 what a file holds as constants: scalar operands, and tensors that depend on no input.
 
     Attributes:
-        narrowed: whether the model itself makes float32 of a float64 that depends on an input.
+        narrowed: whether the model itself casts a float64 that depends on an input to float32.
     """
 
     def __init__(self) -> None:
@@ -136,7 +136,7 @@ class _NumbersOfFiles(TorchDispatchMode):
         self._following: dict[int, Tensor] = {}
 
     def of(self, inputs: Sequence[Tensor]) -> _NumbersOfFiles:
-        """The same, of those inputs."""
+        """Sets the inputs to follow, and returns itself."""
         self._following = {id(t): t for t in inputs}
         return self
 

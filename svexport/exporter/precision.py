@@ -1,4 +1,4 @@
-"""Mixed precision: which calls of a half model stay float32, by rule and by measurement, and a forward that does so."""
+"""Mixed precision: decides by rule and measurement which calls of a half model stay float32, and runs them so."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from svexport.tracing.arguments import bind, copied, eval_mode
 __all__ = ["plan_for"]
 
 LIMIT = 1e-4
-"""Of the power of a result: what rounding to half may put into it, 40 dB; a hundredth of its root mean square."""
+"""Largest rounding noise of half in a result, relative to its power: 40 dB, a hundredth of its root mean square."""
 
 _NORMS = {
     *("layer_norm", "group_norm", "instance_norm", "rms_norm", "local_response_norm", "normalize", "norm", "renorm"),
@@ -53,14 +53,14 @@ _NORMS = {
 
 @dataclass(frozen=True)
 class _Mixed(Plan):
-    """Everything in its type but what is kept, whatever forward itself asks for."""
+    """Computes everything but the kept calls in the plan's dtype, whatever dtypes forward itself asks for."""
 
     def mode(self, model: nn.Module, inputs: Sequence[tuple[Tensor, Tensor]] = ()) -> TorchFunctionMode:
         return _InTypes(model, self)
 
 
 class _InTypes(Calls):
-    """Has calls of a plan computed in float32, the others in its type, whatever comes in."""
+    """Computes calls of a plan in float32, and the others in its dtype, whatever the dtypes of their arguments."""
 
     def __init__(self, model: nn.Module, plan: Plan) -> None:
         super().__init__(model)
@@ -88,18 +88,18 @@ class _InTypes(Calls):
 
 
 def _as_weights(module: nn.Module, args: Any) -> Any:
-    """What recurrent layers are given, in the type of their weights: they look, before they call a function."""
+    """Casts the inputs of recurrent layers to the dtype of their weights, which they check before they compute."""
     if not isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
         return None
     return cast(args, next(module.parameters()).dtype)
 
 
 class _Measured(Followed):
-    """Compares each call with itself in half, on what it is given in float32.
+    """Compares each call with the same call in half, on its float32 arguments.
 
     Attributes:
-        reasons: why calls have to stay float32.
-        first: of those, calls that have to be given float32, too.
+        reasons: for each call that has to stay float32, why.
+        first: those calls whose arguments have to be float32 too.
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype, inputs: Collection[Tensor]) -> None:
@@ -119,7 +119,7 @@ class _Measured(Followed):
         return result
 
     def _reason(self, call: Call, func: Any, given: Given, result: Any) -> tuple[str, bool]:
-        """Why a call stays float32, and whether what it is given has to as well."""
+        """Why a call stays float32 (empty if it does not), and whether its arguments have to as well."""
         if call.function in _NORMS:
             return "a norm", False
         if call.function in MATRICES:
@@ -138,7 +138,7 @@ class _Measured(Followed):
 
 
 class _Alone(Calls):
-    """Has one call computed in half, and all others in float32."""
+    """Computes one call in half, and all others in float32."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype, alone: Call) -> None:
         super().__init__(model)
@@ -153,7 +153,7 @@ class _Alone(Calls):
 
 
 class _Rounded(TorchDispatchMode):
-    """Rounds every result to a type, as where it is computed there, sums in float32."""
+    """Rounds every result to a dtype, as if it were computed in it with float32 sums."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -171,14 +171,14 @@ class _Rounded(TorchDispatchMode):
 def plan_for(
     model: nn.Module, arguments: tuple[Any, dict[str, Any]], dtype: torch.dtype, keep: Collection[str] | str
 ) -> tuple[nn.Module, Plan]:
-    """A copy of a model in half but for the parameters of what stays float32, and what that is.
+    """A half copy of a model, except the parameters of what stays float32; and the plan that says what stays.
 
-    With ``keep="auto"``, by rule: what a half model keeps in any case, other norms, and matrices that are inverted and
-    the like. Then each call that overflows on the arguments, or loses more than :data:`LIMIT`. Then, as long as more
-    than that is lost of the results, the calls that lose most of them when each alone is in half.
+    ``keep="auto"`` first keeps by rule: what every half model keeps, other norms, and matrix functions like inverses.
+    Then it keeps each call that overflows on the arguments, or loses more than :data:`LIMIT`. Then, while the results
+    lose more than that, it keeps the calls that cost the results most when each alone is in half.
 
     Raises:
-        ExportError: if there is nothing of a name in ``keep``, or the model cannot be looked into.
+        ExportError: if a name in ``keep`` matches nothing, or the model has scripted modules.
     """
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         raise ExportError("keep looks into forward, which scripted modules have none of; export the module they are of")
@@ -196,7 +196,7 @@ def plan_for(
 
 
 def _named(measured: _Measured, keep: Collection[str], model: nn.Module) -> dict[Call, str]:
-    """Calls in modules of those names, patterns of them, or inside such modules."""
+    """Calls in modules whose name, or whose parent's name, matches a pattern in ``keep``."""
     names = [name for name, _ in model.named_modules()]
     if none := [one for one in keep if not any(fnmatchcase(name, one) for name in names)]:
         raise ExportError(
@@ -216,7 +216,7 @@ def _outer(module: str) -> Iterator[str]:
 
 
 def _kept(measured: _Measured) -> dict[Call, str]:
-    """What a half model keeps in any case, and what was measured, with what that has to be given."""
+    """What every half model keeps, and the measured calls, with those whose results they need in float32."""
     calls = {call: why for call, why in measured.kept(measured.reasons).items() if isinstance(call, Call)}
     for call in measured.first:
         upstream = measured.upstream(measured.seen[call].before)
@@ -229,14 +229,14 @@ def _calls(origins: Collection[Origin]) -> list[Call]:
 
 
 def _enough(model: nn.Module, single: nn.Module, bound: Any, plan: Plan, measured: _Measured, expected: Any) -> Plan:
-    """The plan, with as many more calls as it takes for the results."""
+    """The plan with as many more calls as the results need."""
 
     def lost(tried: Plan) -> float:
         half = mixed(model, tried.dtype, measured.parameters(tried.calls))
         with eval_mode(half):
             try:
                 return _noise([expected], [_run(half, bound, tried.mode(half))])
-            except RuntimeError:  # a number too large for the type, say
+            except RuntimeError:  # for example a number too large for the dtype
                 return math.inf
 
     phase("measuring the results in half")
@@ -254,7 +254,7 @@ def _enough(model: nn.Module, single: nn.Module, bound: Any, plan: Plan, measure
         reasons = {c: f"in half, alone, it leaves {_decibels(alone[c])} in the results" for c in ranking[:count]}
         return replace(plan, calls={**plan.calls, **reasons})
 
-    low, high = 0, 1  # low is too few
+    low, high = 0, 1  # ``low`` calls are too few
     while high < len(ranking) and lost(with_first(high)) > LIMIT:
         low, high = high, 2 * high
     high = min(high, len(ranking))
@@ -288,7 +288,7 @@ def _cloned(given: Any) -> Any:
 
 @contextmanager
 def _plain_attention() -> Iterator[None]:
-    """Attention of parts, as files have it, whose logits are numbers like others."""
+    """Runs attention as separate functions, as files have it, so that its logits are visible."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     with sdpa_kernel(SDPBackend.MATH):
@@ -296,7 +296,7 @@ def _plain_attention() -> Iterator[None]:
 
 
 def _noise(expected: Sequence[Any], actual: Sequence[Any]) -> float:
-    """The largest part that differences have of the power of a tensor; infinite where one became not finite."""
+    """The largest ratio of the differences' power to a tensor's; infinite if a finite number became non-finite."""
     worst = 0.0
     for e, a in zip(tree_leaves(expected), tree_leaves(actual), strict=True):
         if not isinstance(e, Tensor) or not e.is_floating_point():
@@ -311,7 +311,7 @@ def _noise(expected: Sequence[Any], actual: Sequence[Any]) -> float:
 
 
 def _decibels(noise: float) -> str:
-    """A signal to noise ratio in words."""
+    """The signal-to-noise ratio in words."""
     if not noise:
         return "everything"
     return "nothing" if noise >= 1 else f"{-10 * math.log10(noise):.0f} dB of signal over noise"

@@ -1,7 +1,7 @@
-"""A program of torch.export made of functions that the exporter has, node by node.
+"""Decomposes a program of torch.export, node by node, into functions that the exporter supports.
 
-``ExportedProgram.run_decompositions`` traces the whole program a second time for that, which takes longer than the
-first trace; most nodes it leaves as they are.
+``ExportedProgram.run_decompositions`` would trace the whole program again, which takes longer than the first trace,
+although most nodes stay as they are.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ __all__ = ["decompose_nodes", "promote"]
 
 
 class _Kept(Exception):
-    """A function that stays as it is: what the table has for it does not take this call."""
+    """A function stays as it is, because its decomposition does not take this call."""
 
 
 _aten = torch.ops.aten
 
 _EQUAL = {_aten.clone.default, _aten.contiguous.default, _aten.dropout.default}
-"""Functions that return what they are given, or a copy of it, which is another tensor while some are written to."""
+"""Functions that return their argument or a copy of it; the two differ only while tensors are written to."""
 
 _VIEWS = {
     _aten.flatten.using_ints,
@@ -38,34 +38,34 @@ _VIEWS = {
     _aten.unflatten.int,
     _aten.view_as.default,
 }
-"""Functions that change nothing but the shape."""
+"""Functions that change only the shape."""
 
 _SHAPED = {_aten.expand.default, _aten.reshape.default, _aten.view.default}
-"""Functions that return what they are given where it has the shape that they are told."""
+"""Functions that return their argument if it already has the given shape."""
 
 _CASTS = {_aten.to, _aten.type_as}
 
 _TRUTHS = {_aten.all, _aten.any}
-"""Functions whose result is of booleans, or of uint8 where that is what they are given: a conversion's business."""
+"""Functions whose result is bool, or uint8 for a uint8 argument; conversions handle that."""
 
 _WHOLE = _EQUAL | {_aten.reshape.default}
-"""Functions that stay as they are, though torch makes them of others."""
+"""Functions that are kept, although torch would decompose them."""
 
 _META = ("from_node", "nn_module_stack", "seq_nr", "source_fn_stack", "stack_trace", "torch_fn")
-"""What the nodes of a function take over from the node that they replace."""
+"""Metadata that nodes take over from the node that they replace."""
 
 
 def decompose_nodes(
     program: torch.export.ExportedProgram, table: Mapping[Any, Callable[..., Any]], composites: Collection[Any]
 ) -> bool:
-    """Decomposes a program in place; False where it needs ``run_decompositions`` and is the same program still.
+    """Decomposes a program in place; False if it needs ``run_decompositions`` instead, and is unchanged.
 
-    That is so of dynamic sizes, of graphs within graphs, of transforms of ``torch.func``, of complex numbers, and of
-    writes to parameters, or to what may or may not share memory with what is read later.
+    That is the case for dynamic sizes, nested graphs, transforms of ``torch.func``, complex numbers, and writes to
+    parameters, or to tensors that may share memory with one that is read later.
 
     Args:
-        table: of the functions to decompose.
-        composites: the functions that torch makes of others by itself and which are kept where they are not in
+        table: decompositions by function.
+        composites: composite functions, which torch would decompose itself, and which are kept if they are not in
             ``table``.
     """
     graphs = [module for module in program.graph_module.modules() if isinstance(module, fx.GraphModule)]
@@ -81,7 +81,7 @@ def decompose_nodes(
 
 
 def _name_outputs(program: torch.export.ExportedProgram) -> None:
-    """Has the signature name the nodes that are the program's outputs now."""
+    """Updates the signature to the nodes that are the program's outputs now."""
     (results,) = program.graph.output_node().args
     specs = program.graph_signature.output_specs
     for spec, result in zip(specs, results, strict=True):  # type: ignore[arg-type]
@@ -90,10 +90,10 @@ def _name_outputs(program: torch.export.ExportedProgram) -> None:
 
 
 class _Decomposition:
-    """Of one program.
+    """Decomposes one program.
 
     Args:
-        program, table, composites: as of :func:`decompose_nodes`.
+        program, table, composites: as in :func:`decompose_nodes`.
     """
 
     def __init__(
@@ -117,13 +117,13 @@ class _Decomposition:
         self._traced: dict[Any, fx.Graph] = {}
 
     def run(self) -> None:
-        if self._fakes is None or any(map(_is_complex, self._graph.nodes)):  # of which torch's own makes constants
+        if self._fakes is None or any(map(_is_complex, self._graph.nodes)):  # run_decompositions makes constants
             raise SecondTrace
         if any(map(_is_transformed, self._graph.nodes)):
             raise SecondTrace
         if any(map(writes, self._graph.nodes)):
             self._write_elsewhere()
-        while self._expand():  # what writes became is made of others, too
+        while self._expand():  # functional forms of writes decompose too
             self._write_elsewhere()
         for node in list(self._graph.nodes):
             if node.target is _aten.dropout.default and node.args[2]:
@@ -139,7 +139,7 @@ class _Decomposition:
     # ------------------------------------------------------------ functions made of others
 
     def _expand(self) -> bool:
-        """Puts what functions are made of in their place; whether any of it writes in place."""
+        """Replaces functions by their decompositions; returns whether any of these writes in place."""
         rest = [node for node in self._graph.nodes if node.op == "call_function"]
         written = False
         while rest:
@@ -193,11 +193,11 @@ class _Decomposition:
         _replace(node, new)
 
     def _put_together(self, node: fx.Node) -> list[fx.Node]:
-        """Puts in place of a node what its function is made of; these nodes."""
+        """Replaces a node by its function's decomposition; returns the new nodes."""
         given = list(dict.fromkeys(node.all_input_nodes))
         graph = self._graph_of(node, given)
         if any(inner.op == "call_function" and "val" not in inner.meta for inner in graph.nodes):
-            raise SecondTrace  # a function without a result: it checks one
+            raise SecondTrace  # a function without a result is a check
         names = iter(given)
         copies: dict[fx.Node, fx.Node] = {}
         meta = {key: node.meta[key] for key in _META if key in node.meta}
@@ -223,7 +223,7 @@ class _Decomposition:
         return made
 
     def _graph_of(self, node: fx.Node, given: list[fx.Node]) -> fx.Graph:
-        """What a function is made of, with an input for each of the nodes that it is given."""
+        """The decomposition of a node's function as a graph, with one input for each of ``given``."""
         target, places = node.target, {one: index for index, one in enumerate(given)}
         key = (target, repr(_placed(places, (node.args, node.kwargs))), *(_described(one.meta["val"]) for one in given))
         if key in self._traced:
@@ -238,7 +238,7 @@ class _Decomposition:
             return result
 
         values = [one.meta["val"] for one in given]
-        for whole in (True, False):  # whether what torch makes of others by itself stays; some are made of themselves
+        for whole in (True, False):  # whether to keep composites: some decompose into themselves
             with self._fakes:  # type: ignore[union-attr]
                 graph = make_fx(call, decomposition_table=dict(self._table), pre_dispatch=whole)(*values).graph
             if not any(inner.target is target for inner in graph.nodes):
@@ -272,13 +272,13 @@ def _is_complex(node: fx.Node) -> bool:
 
 
 def _is_transformed(node: fx.Node) -> bool:
-    """Whether a node is within ``torch.vmap``, where it has other axes than what it notes."""
+    """Whether a node is inside ``torch.vmap``, where its value has other axes than its metadata says."""
     value = node.meta.get("val")
     return isinstance(value, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value)
 
 
 def _is_same_view(node: fx.Node) -> bool:
-    """Whether ``as_strided_`` states but strides of axes of size 1, by which torch notes a memory format."""
+    """Whether ``as_strided_`` only changes strides of axes of size 1, by which torch marks a memory format."""
     if node.target is not _aten.as_strided_.default or len(node.args) > 3:
         return False
     x, size, stride = node.args
@@ -291,13 +291,13 @@ def _is_same_view(node: fx.Node) -> bool:
 
 
 _AS_CAT = torch._prims_common.ELEMENTWISE_TYPE_PROMOTION_KIND.NO_OPMATH
-"""How the exporter has tensors of several types in one."""
+"""The exporter's type promotion for tensors of several dtypes."""
 
 
 def promote(module: fx.GraphModule) -> None:
-    """Has the functions of a graph given tensors and numbers of the type in which they compute, in place.
+    """Casts the arguments of a graph's functions to the dtype in which these compute, in place.
 
-    The exporter's own pass runs the whole graph for that, with fake tensors.
+    The exporter's own pass would run the whole graph with fake tensors.
     """
     from torch.onnx._internal.fx.passes import type_promotion
 
@@ -309,7 +309,7 @@ def promote(module: fx.GraphModule) -> None:
     with fakes or nullcontext(), enable_python_dispatcher(), fx.traceback.preserve_node_meta():
         for node in list(module.graph.nodes):
             if node.target is _aten.clamp.default and any(isinstance(bound, float) for bound in node.args):
-                # of one number and another that it makes a tensor there is no clamp
+                # There is no clamp with one number and one tensor, which promotion would make of an integer.
                 node.args = tuple(float(bound) if isinstance(bound, int) else bound for bound in node.args)
             known = node.op != "call_function" or getattr(node.target, "overloadpacket", None) in _TRUTHS
             rule = None if known else type_promotion.get_type_promotion_rule(node, table)

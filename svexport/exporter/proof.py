@@ -1,4 +1,4 @@
-"""Whether what takes the place of a part of a model computes the same, and has the same gradients."""
+"""Proves that a replacement computes the same as the part of the model, with the same gradients."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from svexport.tracing.arguments import leaves, rebuild
 __all__ = ["Proof", "Random"]
 
 _LOST: Any = getattr(torch, "AcceleratorError", ())  # torch >= 2.8
-"""After an error of a kernel all that a process does on the GPU fails: nothing can be shown, nor left to torch."""
+"""Error of a kernel, after which everything on the GPU fails in this process: neither proof nor torch can go on."""
 
 
 @dataclass
 class Proof:
-    """What the comparisons of one replacement came to."""
+    """The outcome of the comparisons of one replacement."""
 
     errors: list[float] = field(default_factory=list)
     fault: str = ""
 
     def add(self, expected: Any, ours: Callable[[], Any]) -> Any:
-        """Compares with what ``ours`` computes; returns that, or ``expected`` where it is not to be used."""
+        """Compares ``expected`` with the result of ``ours``; returns the latter, or ``expected`` if it is unusable."""
         try:
             actual = ours()
         except _LOST:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever our op does not take is left to torch
+        except Exception as error:  # noqa: BLE001 - what our op does not take is left to torch
             self.fault = f"svexport's raised {type(error).__name__}: {error}"
             return expected
         theirs, found = (dict(leaves(value)) for value in (expected, actual))
@@ -50,7 +50,7 @@ class Proof:
         return expected if self.fault else actual
 
     def add_other(self, theirs: Callable[[], Any], ours: Callable[[], Any]) -> None:
-        """Compares the two on inputs of our own, in float64; they do not count as the model's."""
+        """Compares the two on drawn inputs in float64; this does not count as a comparison on the model's inputs."""
         try:
             with torch.no_grad():
                 pairs = list(zip(_tensors(theirs()), _tensors(ours()), strict=True))
@@ -67,7 +67,7 @@ class Proof:
                 self.fault = "svexport's differs on other inputs"
 
     def add_gradients(self, theirs: Callable[..., Any], ours: Callable[..., Any], arguments: Sequence[Any]) -> None:
-        """Compares gradients, in float64 and a little beside the arguments: at the edges of pixels there are none."""
+        """Compares gradients in float64, slightly off the arguments: there are none at the edges of pixels."""
         random = Random(0)
 
         def near(t: Tensor) -> Tensor:
@@ -102,19 +102,19 @@ class Proof:
                 self.fault = f"svexport's gradient differs by {float((e - a).abs().max()):.1e} on the given inputs"
 
     def merge(self, other: Proof) -> None:
-        """Adds what another proof found."""
+        """Adds the outcome of another proof."""
         self.errors += other.errors
         self.fault = self.fault or other.fault
 
     def words(self, given: bool) -> tuple[int, float, str]:
-        """How many comparisons there were, the largest error, and what to say; given: whether there were inputs."""
+        """The number of comparisons, the largest error, and a text; ``given`` tells whether there were inputs."""
         unproven = "not proven: not reached" if given else "not proven: no inputs"
         error = max(self.errors, default=math.nan)
         return len(self.errors), error, f"max error {error:.1e}" if self.errors else unproven
 
 
 class Random:
-    """Numbers, the same ones of one seed, made on the device where they are used: on a CPU large ones take seconds."""
+    """Random numbers from a seed, drawn on the device where they are used: large tensors take seconds on a CPU."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -126,11 +126,11 @@ class Random:
         return self._generators[device]
 
     def uniform(self, like: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
-        """The next numbers from 0 to 1, of the shape and on the device of another tensor."""
+        """The next numbers from 0 to 1, in the shape and on the device of ``like``."""
         return torch.rand(like.shape, generator=self._of(like.device), dtype=dtype, device=like.device)
 
     def normal(self, like: Tensor, *, scale: float = 1.0) -> Tensor:
-        """Likewise the next normal numbers, in float64."""
+        """The next normal numbers in float64, likewise."""
         numbers = torch.randn(like.shape, generator=self._of(like.device), dtype=torch.float64, device=like.device)
         return numbers.mul_(scale)
 

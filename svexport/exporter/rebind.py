@@ -1,10 +1,10 @@
-"""Copies of functions and classes in which names are bound to svexport's ops.
+"""Copies functions and classes, with names in them bound to svexport's ops.
 
-The functions that a model's forward reaches find others by names: globals (``F.grid_sample``, ``project``), variables
-they close over, defaults, attributes of their module. A copy of a function has one code object less changed than a copy
-of its text would: instructions that load such a name load another one, which is put beside it in the globals of the
-function's module and holds the op, or the copy of the function that is called. Lines, closures and globals stay, so
-that tracebacks, ``global`` and later changes of other names are what they were; and a call costs what it did.
+The functions that a model's forward reaches refer to others by name: globals (``F.grid_sample``, ``project``), closure
+variables, defaults, attributes of their module. In a copy of a function, instructions that load such a name load
+another name instead. That name is added to the globals of the function's module, and holds the op, or the copy of the
+called function. Lines, closures and globals stay, so tracebacks, ``global`` and later changes of other names work as
+before, and a call costs the same.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from svexport.tracing.source import is_library, shown_line
 __all__ = ["Binder", "Key", "Plan", "bind_functions", "binder", "key_of", "objects", "unnamed"]
 
 Key = tuple[str, str]
-"""A function by its module and qualified name, for another process to find."""
+"""Module and qualified name of a function, by which another process finds it."""
 
-_NAMES = {id(function.theirs): name for name, function in FUNCTIONS.items()}  # not everything that is called hashes
+_NAMES = {id(function.theirs): name for name, function in FUNCTIONS.items()}  # by id: not every callable is hashable
 
 
 def key_of(code: CodeType, names: dict[str, Any]) -> Key:
-    """Of a code object that has these globals; before Python 3.11 by its name alone."""
+    """The key of a code object with these globals; before Python 3.11 it has the plain name only."""
     return str(names.get("__name__")), getattr(code, "co_qualname", code.co_name)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is bound. Plain data, from which another process makes the same copies.
+    """Says what is bound. It is plain data, from which another process makes the same copies.
 
     Attributes:
         calls: functions and the names in :data:`FUNCTIONS` of what is an op where they call it. None: everything.
         wholes: functions that are an op as a whole. None: all that :func:`whole` knows.
         reached: functions to look into. None: those of the model's own methods and of what these call, outside torch.
         skipped: names in :data:`FUNCTIONS`, and of whole functions, that stay as they are.
-        faulty: names in :data:`FUNCTIONS` that are no op somewhere, and so none where nobody knows who calls them.
+        faulty: names in :data:`FUNCTIONS` that stay torch's in some caller, and so also where the caller is unknown.
         token: of its own for each plan: what names refer to may be another thing the next time.
     """
 
@@ -64,7 +64,7 @@ class Plan:
         return self
 
     def __or__(self, other: Plan) -> Plan:
-        """What either binds."""
+        """A plan that binds what either plan binds."""
 
         def either(name: str) -> Any:
             parts = getattr(self, name), getattr(other, name)
@@ -74,7 +74,7 @@ class Plan:
         return Plan(either("calls"), either("wholes"), either("reached"), skipped, faulty)
 
     def binds(self, name: str, key: Key | None) -> bool:
-        """Whether a function of :data:`FUNCTIONS` is an op where ``key`` calls it; None is no place in particular."""
+        """Whether a function of :data:`FUNCTIONS` is an op where ``key`` calls it; None is an unknown caller."""
         if name in self.skipped:
             return False
         if self.calls is None:
@@ -84,7 +84,7 @@ class Plan:
         return (key, name) in self.calls
 
     def whole(self, function: FunctionType) -> tuple[Callable[..., Any], str] | None:
-        """A function with its branches put together, and its source; None where it stays as it is."""
+        """The function that replaces a whole function, and the op's name; None if it stays as it is."""
         found = whole(function.__code__)
         if found is None or function.__code__.co_name in self.skipped:
             return None
@@ -92,7 +92,7 @@ class Plan:
         return found if self.wholes is None or key in self.wholes else None
 
     def looks_into(self, code: CodeType, names: dict[str, Any]) -> bool:
-        """Whether code, or what it calls by these names, has something to bind anew."""
+        """Whether code, or what it calls by these names, may have something to bind."""
         if unnamed(code, names):
             return False
         if self.reached is None:
@@ -101,7 +101,7 @@ class Plan:
 
 
 def unnamed(code: CodeType, names: dict[str, Any]) -> bool:
-    """Whether code was executed from text in globals of no module: nothing finds it there again."""
+    """Whether code was executed from text in globals that belong to no module, where nothing can find it again."""
     module = sys.modules.get(str(names.get("__name__")))
     return code.co_filename.startswith("<") and (module is None or vars(module) is not names)
 
@@ -110,10 +110,10 @@ def unnamed(code: CodeType, names: dict[str, Any]) -> bool:
 
 
 class Binder:
-    """Makes the copies of one plan, each function's once.
+    """Makes the copies of one plan, one per function.
 
     Attributes:
-        refused: functions that could not be copied, and why.
+        refused: functions that could not be copied, with the reason.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -125,11 +125,11 @@ class Binder:
         self._looked: set[FunctionType] = set()
 
     def __call__(self, value: Any, key: Key | None = None) -> Any:
-        """What is to be in the place of a value: a copy that calls ops, or the value itself.
+        """The replacement of a value: a copy that calls ops, or the value itself.
 
         Args:
             value: anything.
-            key: of the function that refers to it.
+            key: key of the function that refers to it.
         """
         if isinstance(value, property):
             getter = self(value.fget, key)
@@ -151,7 +151,7 @@ class Binder:
         return self._copies.get(function, function)
 
     def notes(self, values: Iterable[Any]) -> list[tuple[str, str]]:
-        """What copies and those they call have of ops: names in :data:`FUNCTIONS`, or of whole functions, and lines."""
+        """The ops in copies and in what they call: names in :data:`FUNCTIONS` or of whole functions, with lines."""
         found: dict[tuple[str, str], None] = {}
         seen: set[Any] = set()
         pending = list(values)[::-1]
@@ -165,7 +165,7 @@ class Binder:
         return list(found)
 
     def _is_op(self, value: Any, key: Key) -> bool:
-        """Whether an op takes the place of a value, or of a method that is called."""
+        """Whether an op replaces a value, or a method that is called."""
         if isinstance(value, Use):
             return self.plan.binds(value.value, key)
         inner = _inner(value)
@@ -174,7 +174,7 @@ class Binder:
         return isinstance(inner, FunctionType) and self.plan.whole(inner) is not None
 
     def _look(self, function: FunctionType) -> None:
-        """Copies a function, and those it refers to, as far as an op is reached."""
+        """Copies a function, and those that it refers to, if they reach an op."""
         graph: dict[FunctionType, list[tuple[Any, Key]]] = {}
         pending = [function]
         while pending:
@@ -192,7 +192,7 @@ class Binder:
 
         while more := {f for f, values in graph.items() if f not in changed and calls_changed(values)}:
             changed |= more
-        # First all of them, then what they refer to: functions may call each other.
+        # Make all copies before filling in their references: functions may call each other.
         fills = {}
         for original in graph:
             if original in changed:
@@ -203,7 +203,7 @@ class Binder:
                 self.refused[key] = "its code has no room to load another name"
 
     def _references(self, function: FunctionType) -> Iterator[tuple[Any, Key]]:
-        """The values that a function refers to, and by which of the functions in it."""
+        """The values that a function refers to, each with the key of the (nested) function that does."""
         key = key_of(function.__code__, function.__globals__)
         if self.plan.looks_into(function.__code__, function.__globals__):
             for use in bytecode.uses(function):
@@ -212,14 +212,14 @@ class Binder:
                 yield value, key
         elif self.plan.reached is not None:
             return
-        # Also of torch's decorators.
+        # This includes closures of torch's decorators.
         for cell in function.__closure__ or ():
             content = _content(cell)
             for value in (v for _, v in _taken(function, content)) if isinstance(content, ModuleType) else (content,):
                 yield value, key
 
     def _copy(self, function: FunctionType, changed: set[FunctionType]) -> tuple[FunctionType, Callable[[], bool]]:
-        """A copy, and what gives it its references once all copies are there; false where that is not possible."""
+        """A copy, and a function that fills in its references once all copies exist; that returns False on failure."""
         key = key_of(function.__code__, function.__globals__)
 
         def changes(value: Any) -> bool:
@@ -270,7 +270,7 @@ class Binder:
         return new, fill
 
     def _content(self, function: FunctionType, content: Any, key: Key) -> Any:
-        """What the copy of a function closes over; of a module, one with ops for what the function takes from it."""
+        """Contents of the copy's closure cell. A module becomes one with ops for what the function takes from it."""
         if not isinstance(content, ModuleType):
             return self(content, key)
         space = ModuleType(content.__name__)
@@ -288,7 +288,7 @@ class Binder:
 
 
 def _inner(value: Any) -> Any:
-    """The function in a method, a partial, a static method."""
+    """The function inside a method, a partial or a static method."""
     while True:
         if isinstance(value, (MethodType, staticmethod, classmethod)):
             value = value.__func__
@@ -299,7 +299,7 @@ def _inner(value: Any) -> Any:
 
 
 def _around(value: Any, function: Any) -> Any:
-    """A value with another function in it."""
+    """The same kind of value with another function inside."""
     if isinstance(value, MethodType):
         return MethodType(_around(value.__func__, function), value.__self__)
     if isinstance(value, (staticmethod, classmethod)):
@@ -317,7 +317,7 @@ def _content(cell: CellType) -> Any:
 
 
 def _taken(function: FunctionType, module: ModuleType) -> Iterator[tuple[str, Any]]:
-    """What a function takes from a module that it closes over."""
+    """The attributes that a function reads from a module that it closes over."""
     mine = {
         name
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
@@ -336,21 +336,21 @@ def _taken(function: FunctionType, module: ModuleType) -> Iterator[tuple[str, An
 
 @functools.lru_cache(maxsize=64)
 def binder(plan: Plan) -> Binder:
-    """One for each plan, so that the copies of a copy of a model are the same."""
+    """One binder per plan, so that copying a copied model gives the same functions."""
     return Binder(plan)
 
 
 class _Bound:
-    """Mixin of the class of an object whose methods are copies."""
+    """Mixin for the class of an object whose methods are copies."""
 
     _svexport_base: type
     _svexport_plan: Plan
 
     def __init_subclass__(cls, **_: Any) -> None:
-        """Keeps the class from those who collect the subclasses of its base."""
+        """Skips the base's hook, which may collect its subclasses."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """By the class it was made from: its own is no attribute of a module, where pickle could find it."""
+        """Pickles by the class it was made from: pickle cannot find this one, which is no attribute of a module."""
         reduced = super().__reduce_ex__(protocol)
         if not isinstance(reduced, tuple):
             return reduced
@@ -379,7 +379,7 @@ def _rebound(plan: Plan, function: Callable[..., Any], args: tuple[Any, ...]) ->
 
 
 def _overrides(base: type, plan: Plan) -> dict[type, dict[str, Any]]:
-    """The attributes of a class and its bases that are to be others."""
+    """The replaced attributes of a class and of its bases, by class."""
     bind, found = binder(plan), {}
     for owner in base.__mro__:
         if owner not in (nn.Module, object):
@@ -391,7 +391,7 @@ def _overrides(base: type, plan: Plan) -> dict[type, dict[str, Any]]:
 
 @functools.lru_cache(maxsize=1024)
 def _bound_class(base: type, plan: Plan) -> type:
-    """A class like ``base`` with the functions of ``plan`` bound; what its bases define is between it and them."""
+    """A subclass of ``base`` with the functions of ``plan`` bound; overrides for its bases are mixed in between."""
     overrides = _overrides(base, plan)
     names = {
         **overrides.pop(base, {}),
@@ -401,7 +401,7 @@ def _bound_class(base: type, plan: Plan) -> type:
         "_svexport_base": base,
         "_svexport_plan": plan,
     }
-    # So super() in a method of the class finds the copy of the method it is about.
+    # super() in a method of the class then finds the copy of the base's method.
     between = [
         type(owner)(owner.__name__, (owner,), {**new, "__module__": owner.__module__})
         for owner, new in overrides.items()
@@ -410,7 +410,7 @@ def _bound_class(base: type, plan: Plan) -> type:
 
 
 def _changes(attributes: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
-    """The attributes of an object that are other ones in the place of functions, those of its hooks too."""
+    """The attributes of an object that hold functions, and its hooks, with replacements."""
     found: dict[str, Any] = {}
     for name, value in attributes.items():
         if name.endswith("_hooks") and type(value) in (dict, OrderedDict):
@@ -429,12 +429,12 @@ def _original(value: Any) -> Any:
 
 
 def _bind_object(value: Any, plan: Plan) -> list[Any]:
-    """Binds what an object has itself; returns the copies."""
+    """Binds the functions that an object has itself; returns the copies."""
     base = type(value)
     changes, overrides = _changes(vars(value), binder(plan)), _overrides(base, plan)
     if not changes and not overrides:
         return []
-    if issubclass(base, _Bound):  # a copy's copy
+    if issubclass(base, _Bound):  # the object is already a copy
         base, plan = base._svexport_base, base._svexport_plan | plan
         vars(value).update(_changes(vars(value), _original))
         changes, overrides = _changes(vars(value), binder(plan)), _overrides(base, plan)
@@ -445,7 +445,7 @@ def _bind_object(value: Any, plan: Plan) -> list[Any]:
 
 
 def objects(model: nn.Module) -> Iterator[Any]:
-    """The modules of a model, and the objects that they hold which have attributes and may have methods that sample."""
+    """The modules of a model, and the objects with attributes that they hold, which may have methods that sample."""
     seen: set[int] = set()
     pending: list[Any] = list(model.modules())
     while pending:
@@ -463,18 +463,18 @@ def objects(model: nn.Module) -> Iterator[Any]:
 
 
 def bind_functions(model: nn.Module, plan: Plan, shared: set[int]) -> list[Any]:
-    """Binds the functions of a plan in a model and in what it holds, but not in objects that others hold too.
+    """Binds the functions of a plan in a model and in the objects it holds, except objects that others hold too.
 
     Args:
         model: changed in place.
-        shared: ids of those objects.
+        shared: ids of the objects that others hold too.
 
     Returns:
-        The copies of functions.
+        The copied functions.
     """
     copies = []
     for value in list(objects(model)):
         if id(value) not in shared and not isinstance(value, torch.jit.ScriptModule):
-            with suppress(TypeError):  # a class that cannot be assigned
+            with suppress(TypeError):  # some objects' classes cannot be assigned
                 copies += _bind_object(value, plan)
     return copies

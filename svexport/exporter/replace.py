@@ -40,53 +40,52 @@ def replace(
     choose: str | None = None,
     verbose: bool = True,
 ) -> nn.Module:
-    """A copy of a model in which modules and functions with a counterpart in ``svexport.ops`` are those ops.
+    """Copies a model, with svexport ops in place of modules and functions that have a counterpart in ``svexport.ops``.
 
     The copy has the model's state_dict keys, trains like it and exports to the same nodes. Modules are recognized by
-    class name, attributes and the signature of ``forward``. Functions are torch's (:data:`FUNCTIONS`), and whole ones
-    of other packages by name and parameters (:data:`WHOLES`): those that the model's forward reaches are copied, also
-    in other packages, with the names they look up bound to the ops: a call costs no more than that of the op. The
-    model, scripted code and the packages stay as they are, but for private names beside their own.
+    class name, attributes and the signature of ``forward``. Functions are torch's (:data:`FUNCTIONS`), and whole
+    functions of other packages by name and parameters (:data:`WHOLES`). Functions that the model's forward reaches, in
+    any package, are copied with their names bound to the ops, so a call costs no more than the op's. The model and the
+    packages, and scripted code, are not changed, except for private names added to modules' globals.
 
-    Given arguments, parts of a module's forward are ops too, whatever they are called
+    With arguments, parts of a module's forward become ops too, whatever their names
     (:data:`svexport.exporter.patterns.FINDERS`). They are found in the graph of the functions that it calls, and the
-    module gets a forward of that graph. It runs for arguments like those that it was recorded for (tensors of as many
-    dimensions, lists as long, the same constants), whatever their sizes, where comparisons of these sizes that the
-    forward makes come to the same; for others, and once an attribute that it
-    read is set, or is a list, dict or set that has changed, the forward is the author's. Other objects that
-    attributes refer to count as they were. A whole decoder of the DETR3D kind is one op, and where gradients are
-    recorded one node of autograd, in float32 and float64 and not under autocast; unless modules in it were exchanged
-    or have hooks. So is an encoder of the Deformable DETR kind, unless dropout is active; in inference too it runs
-    for these types and no tracer.
+    module gets a forward that runs that graph. It runs for arguments like the recorded ones (tensors of the same ranks,
+    lists of the same lengths, the same constants) of any sizes for which the forward's comparisons of sizes have the
+    same outcome. Otherwise the author's forward runs; also once an attribute that it read has been set, or is a list,
+    dict or set that has changed. Changes in other objects that attributes refer to are not noticed. A whole decoder of
+    the DETR3D kind is one op, and one autograd node where gradients are recorded, in float32 and float64 and not under
+    autocast. This does not apply once modules in it were exchanged or have hooks. The same holds for an encoder of the
+    Deformable DETR kind, unless dropout is active; in inference too, it runs only in these dtypes and not in a tracer.
 
-    With arguments, every replacement is proven: what it replaces and what it is are both run on the activations of a
-    forward pass in eval mode, whole functions and parts of forwards with their gradients too, parts also on other
-    inputs. What differs is left alone, and so is what is reached by no name that can be bound: through C code, a
+    With arguments, every replacement is proven: original and replacement both run on the activations of a forward pass
+    in eval mode. Whole functions and parts of forwards are compared with their gradients, parts also on other inputs.
+    What differs is left alone. So is what is not reached by a name that can be bound: what is called through C code, a
     container, code executed from text, and before Python 3.11 a method of tensors.
-    ``F.grid_sample`` in half precision on a CPU is compared as torch computes it on CUDA, with coordinates in float32.
+    ``F.grid_sample`` in half precision on a CPU is compared with what torch computes on CUDA: float32 coordinates.
 
     Args:
         model: any ``nn.Module``; it stays as it is.
         args: as for :func:`svexport.export`, with the same defaults. Without any, nothing is proven, and functions are
             replaced whether or not the model calls them.
-        only: names of what to replace: of modules in the model (``"decoder"``: it and those it holds, not the functions
-            that they call), of classes and functions as the report has them or by their last part
-            (``"torch.einsum"``, ``"LayerNorm"``), or of ops. None: everything.
-        skip: likewise of what to leave as it is.
+        only: names of what to replace: modules in the model (``"decoder"``: it and its submodules, not the functions
+            that they call), classes and functions as the report names them or by their last part
+            (``"torch.einsum"``, ``"LayerNorm"``), or ops. None: everything.
+        skip: likewise, names of what to leave as it is.
         choose: ``"faster"`` times the model with and without each kind of replacement, forward and with backward, and
-            leaves alone what does not gain; ``"all"`` replaces whatever is the same. Default: the former where
-            arguments are on a GPU. Under autocast, for models that will run there, it is timed under autocast; proofs
-            are made without.
+            leaves alone what does not gain; ``"all"`` replaces whatever is the same. Default: ``"faster"`` if the
+            arguments are on a GPU, else ``"all"``. A call under autocast times under autocast, for models that will run
+            there; proofs are made without it.
         verbose: print a report.
 
     Returns:
         The copy, with ``svexport_replacements``, a list of :class:`Replacement`, and ``svexport_left_alone``, a list of
-        :class:`LeftAlone`. It can be pickled where the model can, and be copied, compiled and wrapped like it. What
-        ``torch.jit.script`` compiles is the model's text, with torch's functions.
+        :class:`LeftAlone`. It can be pickled if the model can, and be copied, compiled and wrapped like it.
+        ``torch.jit.script`` compiles the model's source text, with torch's functions.
 
     Raises:
-        UnsupportedError: if ``model`` is no module, or one that cannot be copied; or ``only`` or ``skip`` names what
-            there is not; or ``choose`` is unknown, or asks to time a model without arguments.
+        UnsupportedError: if ``model`` is no module, or cannot be copied; if ``only`` or ``skip`` has an unknown name;
+            or if ``choose`` is unknown, or asks to time a model without arguments.
         ExportError: if the arguments do not fit ``forward``.
     """
     if not isinstance(model, nn.Module):
@@ -106,7 +105,7 @@ def replace(
     made = remade(frozenset())
     if arguments is not None and (choose == "faster" or (choose is None and on_gpu(arguments))):
         made = _faster(model, arguments, made, remade)
-    if made.outputs.fault:  # though every part agrees: rounding decides something here, or the model keeps a state
+    if made.outputs.fault:  # every part agrees, so the model branches on rounding, or keeps state
         fault = f"{type(model).__name__} as a whole, every part of it proven: {made.outputs.fault}"
         with _without_autocast():
             warnings.warn(f"{fault}{_by_rounding(model, arguments)}", stacklevel=2)
@@ -120,7 +119,7 @@ def replace(
 
 
 def _by_rounding(model: nn.Module, arguments: Any) -> str:
-    """How much the model's own outputs change where its inputs change by one in their last place, in words."""
+    """Says how much the model's own outputs change if its inputs change by one unit in the last place."""
 
     def rounded(t: Tensor) -> Tensor:
         return torch.nextafter(t, t + 1) if t.dtype in (torch.float32, torch.float64) else t
@@ -134,7 +133,7 @@ def _by_rounding(model: nn.Module, arguments: Any) -> str:
 
 @contextmanager
 def _without_autocast() -> Iterator[None]:
-    """For proofs: what a model rounds to half by itself, such as projections into cameras, decides what it samples."""
+    """Turns autocast off for proofs: rounding to half, as of projections into cameras, changes what a model samples."""
     with ExitStack() as stack:
         for device in ("cpu", "cuda"):
             if torch.is_autocast_enabled(device):
@@ -144,12 +143,12 @@ def _without_autocast() -> Iterator[None]:
 
 @dataclass
 class _Made:
-    """A copy, and how it came to be.
+    """A copy, and the record of how it was made.
 
     Attributes:
-        outputs: compared with the model's.
-        notes: of how they were compared.
-        speed: what was measured, in words.
+        outputs: the comparison of its outputs with the model's.
+        notes: notes on how they were compared.
+        speed: the measurements, in words.
     """
 
     copy: nn.Module
@@ -161,10 +160,10 @@ class _Made:
 
 
 def _replaced(model: nn.Module, arguments: Any, chosen: _Choice, proofs: dict[Any, Any]) -> _Made:
-    """A copy with everything replaced that is the same.
+    """A copy with everything replaced that is proven the same.
 
     Args:
-        proofs: of parts of modules, kept for the next copy.
+        proofs: proofs of parts of modules, kept for the next copy.
     """
     classes, left_alone = _recognise(model)
     classes = {
@@ -238,10 +237,10 @@ def _replaced(model: nn.Module, arguments: Any, chosen: _Choice, proofs: dict[An
 
 
 def _faster(model: nn.Module, arguments: Any, made: _Made, remade: Callable[[Set[str]], _Made]) -> _Made:
-    """Of what was replaced, what makes the model faster.
+    """Keeps only the replacements that make the model faster.
 
     Args:
-        remade: a copy without replacements of some kinds, by what they are afterwards.
+        remade: makes a copy without replacements by some kinds of ops.
     """
     bound = bind(model, *arguments)
     skipped: set[str] = set()
@@ -268,7 +267,7 @@ def _faster(model: nn.Module, arguments: Any, made: _Made, remade: Callable[[Set
 
 
 class _Choice:
-    """What ``only`` and ``skip`` leave to be replaced."""
+    """Tells what is to be replaced, according to ``only`` and ``skip``."""
 
     def __init__(self, only: str | Iterable[str] | None, skip: str | Iterable[str]) -> None:
         self.only = None if only is None else {only} if isinstance(only, str) else set(only)
@@ -280,13 +279,13 @@ class _Choice:
         return (self.only is None or not labels.isdisjoint(self.only)) and labels.isdisjoint(self.skip)
 
     def without(self, kinds: Set[str]) -> _Choice:
-        """The same, and not what becomes one of these."""
+        """The same choice, without replacements by these kinds of ops."""
         other = _Choice(self.only, {*self.skip, *kinds})
         other.labels = {*self.labels, *kinds}
         return other
 
     def check(self, model: nn.Module) -> None:
-        """Raises UnsupportedError if there is a name that nothing has."""
+        """Raises UnsupportedError if ``only`` or ``skip`` has a name that nothing has."""
         modules = {name for name, _ in model.named_modules()}
         if unknown := {*(self.only or ()), *self.skip} - self.labels - modules:
             raise UnsupportedError(
@@ -296,7 +295,7 @@ class _Choice:
 
 
 def _labels(name: str, kind: type, op: str) -> set[str]:
-    """The names that a module goes by, and those of the modules that hold it."""
+    """The names by which a module can be chosen, and those of the modules that hold it."""
     path = name.split(".")
     holders = {".".join(path[: i + 1]) for i in range(len(path))}
     return {*holders, *_parts(_qualified(kind)), *_parts(op_name(op))}
@@ -310,11 +309,11 @@ def _parts(name: str) -> tuple[str, str]:
 
 
 def _recognise(model: nn.Module) -> tuple[dict[str, type[DropIn]], list[LeftAlone]]:
-    """The drop-in of every module that has one, by name; and what has only the class name of such a module."""
+    """The drop-in of every module that has one, by name; and modules that only share the class name with one."""
     known = [cls for cls in vars(ops).values() if isinstance(cls, type) and issubclass(cls, DropIn) and cls.replaces]
     found: dict[str, type[DropIn]] = {}
     left_alone = []
-    # What a decoder holds are the parameters of one op, in modules that are never called.
+    # A decoder's submodules hold the parameters of one op, and are never called.
     decoders = [name for name, module in model.named_modules() if isinstance(module, ops.TransformerDecoder)]
     held = tuple(f"{name}." if name else "" for name in decoders)
     for name, module in model.named_modules():
@@ -333,7 +332,7 @@ def _recognise(model: nn.Module) -> tuple[dict[str, type[DropIn]], list[LeftAlon
 
 
 def _swap(model: nn.Module, classes: Mapping[str, type[DropIn]]) -> nn.Module:
-    """``model`` with its modules of those names replaced, wherever they are registered."""
+    """``model`` with the named modules replaced wherever they are registered."""
     new: dict[nn.Module, Any] = {}
     for name, cls in classes.items():
         old = model.get_submodule(name)
@@ -346,8 +345,8 @@ def _swap(model: nn.Module, classes: Mapping[str, type[DropIn]]) -> nn.Module:
 
 
 def _compare(model: nn.Module, classes: Mapping[str, type[DropIn]], proofs: Mapping[str, Proof]) -> None:
-    """Has every module of those names compared with its replacement whenever it is called."""
-    comparing: list[str] = []  # a replacement calls submodules, which are not to be compared again
+    """Hooks every named module, so that each call is compared with its replacement."""
+    comparing: list[str] = []  # a replacement calls submodules, which are not compared again
 
     def watch(name: str, ours: Any) -> Callable[..., None]:
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:

@@ -1,4 +1,4 @@
-"""What ``svexport.replace`` did to a model, and its report."""
+"""The record of what ``svexport.replace`` did to a model, and its report."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Replacement:
     """A module or a call that is an svexport op in the copy.
 
     Attributes:
-        name: of the module in the model; ``"forward"`` for calls.
-        before: the class or function it was, ``torch.nn.modules.normalization.LayerNorm``.
-        after: what it is now, ``svexport.ops.LayerNorm``.
+        name: name of the module in the model; ``"forward"`` for calls.
+        before: the class or function it was, such as ``torch.nn.modules.normalization.LayerNorm``.
+        after: what it is now, such as ``svexport.ops.LayerNorm``.
         source: the line that defines the class, or the line of the call.
-        calls: how often the forward came by.
-        max_abs: the largest absolute difference of the two on the model's own activations; NaN where not proven.
-        proof: the same in words: ``"max error 1.2e-07"``, or why there is none.
-        gain: how many times as fast all that became this op make the model, where that was measured.
+        calls: number of calls in the forward.
+        max_abs: the largest absolute difference of the two on the model's own activations; NaN if not proven.
+        proof: the proof in words: ``"max error 1.2e-07"``, or why there is none.
+        gain: the model's speedup from all replacements by this op, if it was measured.
     """
 
     name: str
@@ -41,10 +41,10 @@ class Replacement:
 
 @dataclass(frozen=True)
 class LeftAlone:
-    """A module or a call that looked replaceable and was not.
+    """A module or a call that looked replaceable and was not replaced.
 
     Attributes:
-        name: of the module in the model; ``"forward"`` for calls.
+        name: name of the module in the model; ``"forward"`` for calls.
         kind: its class, or the function.
         source: the line that defines the class, or the line of the call.
         reason: what was expected, and what came.
@@ -63,13 +63,13 @@ def print_report(
     outputs: Proof,
     notes: Sequence[str],
 ) -> None:
-    """Tables, in a notebook as HTML."""
+    """Prints the report as tables, which are HTML in a notebook."""
     from rich.console import Console
     from rich.text import Text
 
     tables: list[tuple[str, Sequence[str], list[tuple[str, ...]]]] = []
     if replacements:
-        # A class stands once in the table, with its modules; a call stands for itself.
+        # A class gets one row for all its modules; a call gets its own row.
         groups: dict[tuple[str, str, str], list[Replacement]] = {}
         for r in replacements:
             groups.setdefault((r.before, r.after, r.source), []).append(r)
@@ -115,7 +115,7 @@ def _table(console: Any, title: str, columns: Sequence[str], rows: Iterable[Sequ
 
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for column in columns:
-        table.add_column(column, overflow="fold", no_wrap=column == "source")  # an editor opens a place in one piece
+        table.add_column(column, overflow="fold", no_wrap=column == "source")  # editors open unwrapped places
     for row in rows:
         table.add_row(*map(Text, row))
     console.print(table)
@@ -126,7 +126,7 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _short(text: str) -> str:
-    """A call without its code, a library's file without its folders."""
+    """The place of a call without the line's code, and a library's file without its folders."""
     return text.partition(": ")[0].rpartition("site-packages/")[2]
 
 

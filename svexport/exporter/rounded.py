@@ -1,6 +1,6 @@
-"""Numbers that a file traced by TorchScript makes of dynamic sizes in float32, where Python and torch have doubles.
+"""Refuses TorchScript files that compute numbers from dynamic sizes in float32, where Python and torch use float64.
 
-0.7 of 90 is 62 in double and 63 in float32. torch.export keeps such numbers exact
+int(90 * 0.7) is 62 in float64 and 63 in float32. torch.export keeps such numbers exact
 (:mod:`svexport.exporter.numbers`, :mod:`svexport.exporter.aten.interpolate`); TorchScript has lost the double.
 """
 
@@ -24,14 +24,14 @@ _FLOATS = {"Add", "Div", "Mul", "Pow", "Sqrt", "Sub"}
 _ROUNDED = {"Cast", "Ceil", "Floor", "Round"}
 _INTEGERS = {TensorProto.INT32, TensorProto.INT64}
 MOST_PIXELS = 4097
-"""Of which it is asked whether the nearest of them are torch's."""
+"""Sizes are checked up to this many pixels for whether the nearest pixels are torch's."""
 
 _BITS = 256
-"""A factor that is a whole number of these parts is exact in float32, of sizes below 65,536."""
+"""A factor that is a multiple of 1/256 is exact in float32 for sizes below 65,536."""
 
 
 def refuse_rounded(model: onnx.ModelProto) -> None:
-    """Raises ExportError if some of the sizes that may come would be rounded to another number than torch's."""
+    """Raises ExportError if some possible size would be rounded to another number than torch's."""
     for scope in scopes(model):
         made = {name: node for node in scope.graph.node for name in node.output}
         for node in scope.graph.node:
@@ -47,7 +47,7 @@ def refuse_rounded(model: onnx.ModelProto) -> None:
 
 
 def _scale(scope: Scope, node: NodeProto) -> str:
-    """What a Resize by factors is, if one of a dynamic size is not the same in float32."""
+    """Describes a Resize by factors, if the factor of a dynamic size gives another result in float32; else empty."""
     if not (is_standard(node, "Resize") or is_standard(node, "Upsample")):
         return ""
     inputs = [name for name in node.input[1:] if name]
@@ -59,7 +59,7 @@ def _scale(scope: Scope, node: NodeProto) -> str:
     attributes = attributes_of(node)
     mode = attributes.get("mode", b"nearest").decode()
     if attributes.get("coordinate_transformation_mode", b"").decode() == "align_corners":
-        mode = ""  # places are those of the sizes
+        mode = ""  # coordinates depend on the sizes alone
     for size, scale in zip(shape, scales.tolist(), strict=True):
         meant = Fraction(scale).limit_denominator(1000)
         close = abs(float(meant) - scale) < 1e-6 * scale
@@ -69,7 +69,7 @@ def _scale(scope: Scope, node: NodeProto) -> str:
 
 
 def _nearest(scope: Scope, made: dict[str, NodeProto], node: NodeProto) -> str:
-    """What a Resize to the nearest of so many pixels is, if it takes others than torch of some dynamic size."""
+    """Describes a nearest Resize to a size, if it takes other pixels than torch for some dynamic size; else empty."""
     if not is_standard(node, "Resize") or len(node.input) < 4:
         return ""
     attributes = attributes_of(node)
@@ -77,7 +77,7 @@ def _nearest(scope: Scope, made: dict[str, NodeProto], node: NodeProto) -> str:
     old = scope.shape(node.input[0])
     if kind != (b"nearest", b"asymmetric") or old is None:
         return ""
-    counts: list[int] = []  # those at the end that are constants
+    counts: list[int] = []  # trailing constant sizes
     concat = made.get(node.input[3])
     for part in reversed(concat.input if concat is not None and concat.op_type == "Concat" else node.input[3:]):
         array = scope.array(part)
@@ -91,7 +91,7 @@ def _nearest(scope: Scope, made: dict[str, NodeProto], node: NodeProto) -> str:
 
 
 def nearest_unlike(old: int, new: int) -> bool:
-    """Whether Resize from one size to another may take other nearest pixels than torch, which multiplies instead."""
+    """Whether Resize between two sizes may take other nearest pixels: it divides coordinates, and torch multiplies."""
     if old < 1 or new < 1 or new % old == 0:
         return False
     place = np.arange(new, dtype=np.float32)
@@ -100,7 +100,7 @@ def nearest_unlike(old: int, new: int) -> bool:
 
 
 def _rounding(scope: Scope, made: dict[str, NodeProto], node: NodeProto) -> str:
-    """What a number is that is rounded, if it is made of sizes in float32 and not surely exact."""
+    """Describes a rounded number, if it is computed from sizes in float32 and may be inexact; else empty."""
     if node.op_type not in _ROUNDED or node.domain:
         return ""
     if node.op_type == "Cast" and attributes_of(node)["to"] not in _INTEGERS:
@@ -110,7 +110,7 @@ def _rounding(scope: Scope, made: dict[str, NodeProto], node: NodeProto) -> str:
 
 
 def _steps(made: dict[str, NodeProto], name: str, depth: int) -> list[NodeProto] | None:
-    """The arithmetic in float32 between sizes and a number, the last first; None if it is none of sizes."""
+    """The float32 arithmetic from sizes to a number, last node first; None if it does not start from sizes."""
     node = made.get(name)
     if node is None or node.domain or depth == 0:
         return None
@@ -128,7 +128,7 @@ def _steps(made: dict[str, NodeProto], name: str, depth: int) -> list[NodeProto]
 
 
 def _is_size(made: dict[str, NodeProto], name: str, depth: int) -> bool:
-    """Whether a whole number is made of sizes."""
+    """Whether an integer is computed from sizes."""
     node = made.get(name)
     if node is None or node.domain or depth == 0:
         return False
@@ -141,7 +141,7 @@ def _is_size(made: dict[str, NodeProto], name: str, depth: int) -> bool:
 
 
 def _is_exact(scope: Scope, steps: list[NodeProto]) -> bool:
-    """One division by a whole number, which is rounded as the exact quotient is; or products with short numbers."""
+    """Whether steps are exact: one division by an integer, which rounds like the exact quotient, or short factors."""
     if len(steps) == 1 and steps[0].op_type == "Div":
         divisor = scope.array(steps[0].input[1])
         return divisor is not None and bool((divisor == np.floor(divisor)).all())

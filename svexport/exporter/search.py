@@ -1,4 +1,4 @@
-"""Inputs that no run has been like: of other scales and signs, masks, stepped towards unreached branches, changed."""
+"""Searches inputs unlike all earlier runs: other scales, signs and masks, gradient steps to unreached branches."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ __all__ = ["SEARCHES", "Sides", "Units", "changed", "near", "reaching", "searche
 
 _SCALES = (1e-5, 1e-3, 0.1, 1.0, 10.0, 100.0, 1e3, 1e5, 1e-8, 1e-11)
 _TINY = tuple(10.0**-power for power in range(13, 38, 2))
-"""Behind a norm numbers are some hundred times as large: where its epsilon shows behind many, inputs are as small."""
+"""A norm makes small numbers some hundred times larger: the epsilon behind many norms shows only for tiny inputs."""
 
 SEARCHES = 9 * len(_SCALES) + len(_TINY)
-"""Inputs of each style at each scale, and of some of them at each of the smallest."""
+"""Number of inputs: each style at each scale, and some styles at each of the smallest scales."""
 
 STEPS = 8
-"""Of one search along a gradient."""
+"""Steps of one search along a gradient."""
 
 
 def searched(tensors: Sequence[Tensor], ranges: Mapping[int, int], count: int) -> Iterator[list[Tensor]]:
-    """So many inputs: floating-point numbers of one style or of several, integers and masks drawn anew, or extreme."""
+    """Yields ``count`` inputs: floats of one style or several, and integers and masks drawn anew or extreme."""
     scales = _SCALES * 9 + _TINY
     for index in range(count):
         styles = [_STYLES[(index + place * (index // len(_STYLES))) % len(_STYLES)] for place in range(len(tensors))]
@@ -34,7 +34,7 @@ def searched(tensors: Sequence[Tensor], ranges: Mapping[int, int], count: int) -
 
 
 def near(tensors: Sequence[Tensor], ranges: Mapping[int, int], count: int) -> Iterator[list[Tensor]]:
-    """So many inputs: the given ones with some of their tensors changed, for others may make no sense together."""
+    """Yields ``count`` inputs: the given ones with only some tensors changed, as others may not fit together."""
     for other in searched(tensors, ranges, count):
         yield changed(tensors, other, tensors, ranges)
 
@@ -66,7 +66,7 @@ def _ramp(noise: Tensor) -> Tensor:
 
 
 def _along_the_last(noise: Tensor) -> Tensor:
-    """Unlike each other along the last axis, alike along the others."""
+    """Numbers that vary along the last axis, and hardly along the others."""
     return noise * 0.01 + noise.flatten()[: noise.shape[-1]] if noise.dim() else noise
 
 
@@ -86,7 +86,7 @@ _STYLES: tuple[Callable[[Tensor], Tensor], ...] = (
 def changed(
     one: Sequence[Tensor], other: Sequence[Tensor], given: Sequence[Tensor], ranges: Mapping[int, int]
 ) -> list[Tensor]:
-    """``one`` with some of its tensors changed a little or a lot, or mixed with those of ``other``."""
+    """``one`` with some of its tensors changed slightly or strongly, or mixed with those of ``other``."""
     chosen = torch.rand(len(one)) < 0.5
     chosen[int(torch.randint(len(one), ()))] = True
     return [
@@ -97,7 +97,7 @@ def changed(
 
 def _changed(one: Tensor, other: Tensor, given: Tensor, size: int | None) -> Tensor:
     noise = torch.rand(one.shape, dtype=torch.float64, device=one.device)
-    some = noise <= noise.amin().maximum(torch.rand(()) ** 3)  # few more often than many
+    some = noise <= noise.amin().maximum(torch.rand(()) ** 3)  # more often few elements than many
     if not one.is_floating_point():
         return torch.where(some, _drawn(given, _STYLES[0], 1.0, size) if torch.rand(()) < 0.7 else other, one)
     most = torch.finfo(one.dtype).max
@@ -107,12 +107,12 @@ def _changed(one: Tensor, other: Tensor, given: Tensor, size: int | None) -> Ten
 
 
 def _power(low: float, high: float) -> float:
-    """Of ten, the exponent between these."""
+    """A power of ten with a random exponent between ``low`` and ``high``."""
     return float(10 ** (low + (high - low) * torch.rand(())))
 
 
 def _along_one_axis(x: Tensor) -> Tensor:
-    """Its mean along one axis."""
+    """The mean of ``x`` along a random axis, expanded to its shape."""
     return x.mean(int(torch.randint(x.dim(), ())), keepdim=True).expand_as(x) if x.dim() else x
 
 
@@ -130,11 +130,11 @@ _CHANGES: tuple[Callable[[Tensor, Tensor, Tensor], Tensor], ...] = (
 
 
 class Sides(TorchFunctionMode):
-    """Sees on which side of a border the numbers are that activations, comparisons and bounds are given.
+    """Records on which side of a border the operands of activations, comparisons and clamps lie.
 
     Attributes:
-        margins: of each call, how far the numbers are from the border.
-        unreached: those all of one sign.
+        margins: for each call, the operand minus the border.
+        unreached: the margins whose elements all have one sign.
     """
 
     def __init__(self) -> None:
@@ -183,11 +183,11 @@ _BORDERS: dict[str, Callable[..., tuple[Any, ...]]] = {
     "hardswish": lambda *_, **__: (-3.0, 3.0),
     "hardsigmoid": lambda *_, **__: (-3.0, 3.0),
 }
-"""By function, the numbers on whose two sides it is another one."""
+"""Borders by function: on either side of such a number, the function is a different one."""
 
 
 def stepped(model: nn.Module, tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Inputs with steps along the gradient towards the sides of borders that no number has been on."""
+    """Inputs stepped along the gradient towards the sides of borders that no number has reached."""
     now = [t.detach().clone() for t in tensors]
     for step in range(STEPS):
         if (moved := _step(model, now, step, _to_unreached)) is None:
@@ -197,8 +197,8 @@ def stepped(model: nn.Module, tensors: Sequence[Tensor]) -> Iterator[list[Tensor
 
 
 def reaching(model: nn.Module, tensors: Sequence[Tensor], units: Units) -> Iterator[list[Tensor]]:
-    """Inputs with steps along the gradient towards the side of a border that one channel or feature, drawn from
-    ``units``, has never been on."""
+    """Inputs stepped along the gradient towards the side of a border that one channel or feature, drawn from ``units``,
+    has never reached."""
     now = [t.detach().clone() for t in tensors]
     units.drawn = None
     for step in range(STEPS):
@@ -209,10 +209,10 @@ def reaching(model: nn.Module, tensors: Sequence[Tensor], units: Units) -> Itera
 
 
 class Units:
-    """Channels and features of what activations, comparisons and bounds are given, and the sides they have been on.
+    """The channels and features that activations, comparisons and clamps get, and the sides they have reached.
 
     Attributes:
-        drawn: call, axis, side and place of the one that is to change sides; None of none yet.
+        drawn: call, axis, side and place of the channel that is to change sides; None if none is drawn yet.
     """
 
     def __init__(self) -> None:
@@ -220,7 +220,7 @@ class Units:
         self.drawn: tuple[tuple[int, int, int], int] | None = None
 
     def distance(self, sides: Sides) -> Tensor | None:
-        """Of the drawn one to the border; None where it has crossed it, or there is none to be drawn."""
+        """Distance of the drawn channel to the border; None if it has crossed it, or no channel is left to draw."""
         keys = [
             (call, axis, side)
             for call, margin in enumerate(sides.margins)
@@ -245,7 +245,7 @@ class Units:
 
 
 def _of_units(margin: Tensor, key: tuple[int, int, int]) -> Tensor:
-    """How far each place of an axis is on a side, at most."""
+    """The largest margin towards a side, for each place of an axis."""
     _, axis, side = key
     return (margin * side).transpose(0, axis).flatten(1).amax(1) if margin.dim() > 1 else margin * side
 
@@ -257,7 +257,7 @@ def _to_unreached(sides: Sides) -> Tensor | None:
 def _step(
     model: nn.Module, now: Sequence[Tensor], step: int, distance: Callable[[Sides], Tensor | None]
 ) -> list[Tensor] | None:
-    """Inputs where a distance is less; None where there is none, or no gradient."""
+    """Inputs at which the distance is smaller; None if there is no distance, or no gradient."""
     leaves = [t.clone().requires_grad_(t.is_floating_point()) for t in now]
     wanted = [leaf for leaf in leaves if leaf.requires_grad]
     with torch.enable_grad():
@@ -272,7 +272,7 @@ def _step(
 
 
 def _distance(margin: Tensor) -> Tensor:
-    """Of the number that is nearest to the border, in sizes of what there is."""
+    """Distance to the border of the number nearest to it, relative to the mean magnitude of the margins."""
     nearest = margin.amin() if bool((margin > 0).all()) else -margin.amax()
     return nearest / (margin.detach().abs().mean() + 1e-30)
 

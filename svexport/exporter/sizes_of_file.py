@@ -1,4 +1,4 @@
-"""What a file computes of the sizes of its inputs, beside what Python does."""
+"""What a file computes from the sizes of its inputs, and whether it runs at sizes of 0."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ __all__ = ["SizesOfFile", "may_end_the_process", "unlike"]
 _OPS = {"Abs", "Add", "Cast", "Ceil", "Concat", "Constant", "Div", "Floor", "Gather", "Identity", "Max", "Min", "Mod"}
 _OPS |= {"Mul", "Neg", "Pow", "Range", "Reshape", "Round", "Shape", "Size", "Slice", "Sqrt", "Squeeze", "Sub"}
 _OPS |= {"Unsqueeze"}
-"""That compute with sizes."""
+"""Ops that compute with sizes."""
 
 _FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
 
 _FLOATING = {*_FLOATS, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
 
 LIKE = 0.5
-"""Of the sizes at which a number of a file is Python's, from where on it is meant to be."""
+"""Fraction of sizes at which a file's number must equal Python's to count as the same number."""
 
 
 class SizesOfFile:
-    """The whole numbers that a file computes of the sizes of its inputs, without computing anything else.
+    """Computes the integers that a file derives from the sizes of its inputs, and nothing else.
 
     Args:
-        path: of the file.
-        names: of its inputs.
-        tensors: that were given for them.
-        shapes: of them, by dynamic sizes.
+        path: path of the file.
+        names: names of its inputs.
+        tensors: the given inputs.
+        shapes: computes the inputs' shapes from the dynamic sizes.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class SizesOfFile:
         self._asked = False
 
     def at(self, roots: Mapping[str, int]) -> list[int]:
-        """In an order that is the same each time; of a list its length. Empty where there are none, or that fails."""
+        """The integers, always in the same order; for a list, its length. Empty if there are none, or if it fails."""
         if not self._asked:
             self._asked, self._session = True, self._opened()
         if self._session is None:
@@ -69,7 +69,7 @@ class SizesOfFile:
         }
         try:
             found = self._session.run(None, {i.name: given[i.name] for i in self._session.get_inputs()})
-        except Exception as error:  # noqa: BLE001 - of sizes for which it has none
+        except Exception as error:  # noqa: BLE001 - the file may not run at these sizes
             logger.info("what the file computes of sizes does not run at {}: {}", dict(roots), error)
             return []
         whole = [value for value in found if value.ndim or value.dtype.kind in "iu"]
@@ -83,13 +83,13 @@ class SizesOfFile:
         try:
             model = _of_sizes(light_copy(onnx.load(self._path, load_external_data=False)), self._names)
             return onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
-        except Exception as error:  # noqa: BLE001 - then sizes are tried without it
+        except Exception as error:  # noqa: BLE001 - sizes are then tried without the file
             logger.info("what the file computes of sizes does not run by itself: {}", error)
             return None
 
 
 def _of_sizes(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
-    """The nodes that depend on nothing but sizes of the inputs of these names, with what they compute as results."""
+    """A model of the nodes that depend only on sizes of the named inputs, with their values as outputs."""
     graph = model.graph
     values = _constants(graph)
     constants = {name for name, value in values.items() if value.all()}
@@ -101,7 +101,7 @@ def _of_sizes(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
         if node.op_type not in _OPS or node.domain or not (measures or all(n in known or not n for n in node.input)):
             continue
         if node.op_type in ("Div", "Mod") and not (node.input[0] in floats or node.input[1] in constants):
-            continue  # whole numbers by what may be zero end the process
+            continue  # integer division by 0 ends the process
         if attributes_of(node)["to"] in _FLOATS if node.op_type == "Cast" else floats.intersection(node.input):
             floats.update(node.output)
         nodes.append(node)
@@ -118,7 +118,7 @@ def _of_sizes(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
 
 
 def _constants(graph: onnx.GraphProto) -> dict[str, np.ndarray]:
-    """By name."""
+    """The constants of a graph, by name."""
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
         if node.op_type == "Constant" and (tensor := constant_value(node)) is not None:
@@ -127,22 +127,22 @@ def _constants(graph: onnx.GraphProto) -> dict[str, np.ndarray]:
 
 
 _DATA = {"Where": 1, "OneHot": 2}
-"""By op, the input that says of which type the result is, where that is not the first."""
+"""By op, the input that has the type of the result, if that is not the first."""
 
 
 _ENDING = {"Attention", "GRU", "InstanceNormalization", "LSTM", "RNN"}
-"""Of all node tests of ONNX with 0 of a size, those whose kernel in ONNX Runtime 1.31 ends the process, and RNN, and
-what reads the first of no numbers, which are anywhere."""
+"""Ops that may end the process if a size is 0: those of ONNX's node tests whose kernel in ONNX Runtime 1.31 does, RNN,
+and those that read the first of no numbers, which is out of bounds."""
 
 MOST_BYTES = 2**28
-"""Of a file that is optimized once more, to see what ONNX Runtime makes of it."""
+"""Largest file, in bytes, that is optimized once more to inspect ONNX Runtime's graph."""
 
 
 def may_end_the_process(path: Path, names: Collection[str]) -> bool:
-    """Whether ONNX Runtime may end the process where a size is 0: it has such kernels, and a file may divide whole
-    numbers by others that it computes.
+    """Whether ONNX Runtime may end the process if a size is 0: some of its kernels do, and so does an integer division
+    by a computed 0.
 
-    ``names`` are of inputs that are whole numbers.
+    ``names`` are the names of the integer inputs.
     """
     model = onnx.load(path, load_external_data=False)
     bodies = [onnx.GraphProto(node=function.node) for function in model.functions]
@@ -157,7 +157,7 @@ def may_end_the_process(path: Path, names: Collection[str]) -> bool:
 
 
 def _transposes_batches(path: Path) -> bool:
-    """Whether ONNX Runtime makes one node of a MatMul and a Transpose of its batches: that kernel divides by sizes."""
+    """Whether ONNX Runtime fuses a MatMul with a Transpose of its batch axes: that kernel divides by sizes."""
     import onnxruntime
 
     from svexport.runtime.session import broken_optimizers
@@ -179,7 +179,7 @@ def _transposes_batches(path: Path) -> bool:
 
 
 def _divides(graph: onnx.GraphProto, whole: set[str], outer: Mapping[str, np.ndarray]) -> bool:
-    """``whole`` are names of whole numbers, to which those of the graph are added; ``outer`` constants around it."""
+    """Whether integers may be divided by 0. Adds the graph's to ``whole`` (names); ``outer`` are outer constants."""
     values = {**outer, **_constants(graph)}
     whole |= {name for name, value in values.items() if value.dtype.kind in "iu"}
     for node in graph.node:
@@ -198,9 +198,9 @@ def _divides(graph: onnx.GraphProto, whole: set[str], outer: Mapping[str, np.nda
 
 
 def unlike(sizes: Sequence[int], python: Sequence[int], file: Sequence[Sequence[int]]) -> Iterator[int]:
-    """Sizes at which the number of a file that is most like Python's is another; none where one is the same.
+    """Sizes at which the file's number closest to Python's differs from it; none if it never does, or usually does.
 
-    ``file`` has the numbers of the file for each size.
+    ``file`` has the file's numbers for each size.
     """
     best: list[bool] = []
     for column in zip(*file, strict=True):

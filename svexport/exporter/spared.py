@@ -1,4 +1,4 @@
-"""Work of torch's tracers and exporters that comes to the same each time, or to nothing, is left out."""
+"""Skips work of torch's tracers and exporters that repeats itself or has no effect."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["rules_where_they_may_match", "spared"]
 
 @contextmanager
 def spared() -> Iterator[None]:
-    """Everything in here that takes less while a model is traced and converted, with the same result."""
+    """Applies all of these savings while a model is traced and converted; the result is the same."""
     with (
         _signatures_read_once(),
         _own_signatures_read_once(),
@@ -40,8 +40,8 @@ def spared() -> Iterator[None]:
 
 @contextmanager
 def _signatures_read_once() -> Iterator[None]:
-    """Keeps what the schemas of ONNX's own operators say, which onnxscript reads again for each node."""
-    if not hasattr(ir, "schemas"):  # an older one, and an older torch, which reads none
+    """Caches the signatures of ONNX's own operators, which onnxscript would read again for each node."""
+    if not hasattr(ir, "schemas"):  # older versions read none
         yield
         return
     signature = ir.schemas.OpSignature
@@ -63,7 +63,7 @@ def _signatures_read_once() -> Iterator[None]:
 
 @contextmanager
 def _own_signatures_read_once() -> Iterator[None]:
-    """Keeps what the exporter reads of our conversions, which are made anew for each export, of the same code."""
+    """Caches the signatures of our conversions, which are made anew, from the same code, for each export."""
     from torch.onnx._internal.exporter import _schemas
 
     own = getattr(_schemas, "op_signature_from_function", None)
@@ -89,8 +89,8 @@ _own_signatures: dict[Any, Any] = {}
 
 @contextmanager
 def _tables_made_once() -> Iterator[None]:
-    """Keeps torch's table of decompositions until there are others, or other functions, or the exporter knows
-    others."""
+    """Caches the table of decompositions until torch's decompositions, its functions, or the exporter's own
+    change."""
     from torch.onnx._internal.exporter import _decomp
 
     own = _decomp.create_onnx_friendly_decomposition_table
@@ -112,7 +112,7 @@ _tables: dict[Any, dict[Any, Callable[..., Any]]] = {}
 
 @contextmanager
 def _protocols_read_once() -> Iterator[None]:
-    """Keeps the members of protocols, as Python does from 3.12 on: before, each ``isinstance`` collects them anew."""
+    """Caches the members of protocols, as Python 3.12 does; earlier, each ``isinstance`` collects them anew."""
     if sys.version_info >= (3, 12):
         yield
         return
@@ -122,8 +122,8 @@ def _protocols_read_once() -> Iterator[None]:
 
 @contextmanager
 def _types_inferred_where_missing() -> Iterator[None]:
-    """Leaves out to infer the types of results that are known, static sizes and all, which onnxscript would merge with
-    them."""
+    """Skips type inference for results whose types, with static sizes, are known; onnxscript would infer them again and
+    merge both."""
     from onnxscript.optimizer._constant_folding import FoldConstantsPass
 
     own = FoldConstantsPass._do_inference
@@ -141,8 +141,8 @@ def _types_inferred_where_missing() -> Iterator[None]:
 
 @contextmanager
 def rules_where_they_may_match() -> Iterator[None]:
-    """Has onnxscript's optimizer try rules on nodes alone that have the types, and the inputs of types, of their
-    patterns: it tries each on all, and most of its time goes by finding that out at length."""
+    """Tries onnxscript's rules only on nodes whose type, and whose inputs' types, fit the pattern. The optimizer would
+    try each rule on every node, which takes most of its time."""
     from onnxscript.rewriter import _pattern_ir
     from onnxscript.rewriter._rewrite_rule import RewriteRule
 
@@ -177,7 +177,7 @@ def rules_where_they_may_match() -> Iterator[None]:
 
 
 class _Late:
-    """An attribute that modules have with their code."""
+    """An attribute that a graph module has only once its code is written."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -185,27 +185,27 @@ class _Late:
     def __get__(self, module: Any, cls: Any) -> Any:
         if module is None:
             raise AttributeError(self._name)
-        if not isinstance(vars(cls).get("forward"), _Forward):  # it has no graph yet
+        if not isinstance(vars(cls).get("forward"), _Forward):  # no graph yet
             raise AttributeError(self._name)
         _recompile(module)
-        if self._name not in vars(module):  # of another torch
+        if self._name not in vars(module):  # another torch version lacks it
             raise AttributeError(self._name)
         return vars(module)[self._name]
 
 
 class _Forward:
-    """What a module's ``forward`` is until somebody asks for it."""
+    """Stands for a module's ``forward`` until it is read."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         self._module = weakref.ref(module)
 
     def __get__(self, module: Any, cls: Any) -> Any:
         _recompile(self._module())
-        return (cls if module is None else module).forward  # another by now
+        return (cls if module is None else module).forward  # replaced by recompiling
 
 
 class _Code:
-    """What ``recompile`` returns, written when it is read."""
+    """The result of ``recompile``, which is written when it is read."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         self._module = module
@@ -221,8 +221,8 @@ _recompile: Callable[[Any], Any] = fx.GraphModule.recompile
 
 @contextmanager
 def _code_when_run() -> Iterator[None]:
-    """Has the Python code of a graph written when it is run: torch.export writes that of a whole model some twelve
-    times, and runs none of it."""
+    """Writes the Python code of a graph only when it runs: torch.export writes the whole model's some twelve times, and
+    runs none of it."""
 
     def recompile(self: fx.GraphModule) -> Any:
         codegen = self._graph._codegen
@@ -232,7 +232,7 @@ def _code_when_run() -> Iterator[None]:
         for name in _LATE:
             vars(self).pop(name, None)
         type(self).forward = _Forward(self)  # type: ignore[assignment,method-assign]
-        if hasattr(self, "_recompile_submodules"):  # from some torch on
+        if hasattr(self, "_recompile_submodules"):  # newer torch only
             self._recompile_submodules()
         return _Code(self)
 
@@ -244,7 +244,7 @@ def _code_when_run() -> Iterator[None]:
 
 
 class _Stack:
-    """Python's stack from a frame outward, as ``torch.utils._traceback.CapturedTraceback`` describes it."""
+    """Python's stack from a frame outwards, with the interface of ``torch.utils._traceback.CapturedTraceback``."""
 
     def __init__(self, innermost: FrameType, known: dict[tuple[int, int], tuple[CodeType, traceback.FrameSummary]]):
         self._innermost, self._known = innermost, known
@@ -255,7 +255,7 @@ class _Stack:
         frame: FrameType | None = self._innermost
         while frame is not None:
             code = frame.f_code
-            key = id(code), frame.f_lasti  # to hash code takes long
+            key = id(code), frame.f_lasti  # hashing code is slow
             if key not in known:
                 described = traceback.FrameSummary(code.co_filename, frame.f_lineno or 0, code.co_name)
                 known[key] = code, described
@@ -267,7 +267,7 @@ class _Stack:
 
 @contextmanager
 def _frames_described_once() -> Iterator[None]:
-    """Keeps what is said of a frame: each node is told Python's whole stack, nearly all of it as the node before."""
+    """Caches frame summaries: each node gets Python's whole stack, nearly all of it the same as the node before."""
     known: dict[tuple[int, int], tuple[CodeType, traceback.FrameSummary]] = {}
 
     class Captured(proxy.CapturedTraceback):  # type: ignore[name-defined,misc]

@@ -1,4 +1,4 @@
-"""``verify="thorough"``: verification that measures itself, by faults that it would have to notice."""
+"""``verify="thorough"``: measures the verification itself, by planting faults that it has to notice."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ from svexport.progress import phase
 __all__ = ["Planting", "plant", "thorough"]
 
 NEAR = 48
-"""Of the inputs that are drawn in search of faults: the given ones with some tensors changed."""
+"""Number of searched inputs that are the given ones with some tensors changed."""
 
 WALKS = 24
-"""Towards the sides of borders that a channel has not been on."""
+"""Number of searches towards a side of a border that a channel has not reached."""
 
 CHANGES = 100
-"""Of inputs that came closest to showing a fault, tried without finding one more, or coming closer."""
+"""Changes of the closest inputs that are tried in a row without finding a fault or coming closer to one."""
 
 CLOSER = 0.1
-"""Of a tolerance: by so much."""
+"""Fraction of a tolerance by which an input has to come closer to a fault to count as progress."""
 
 MOST_TOLD = 5
-"""Of what is said of inputs that were searched for."""
+"""Most notes, and most reasons to skip, that the report gives about searched inputs."""
 
 MOST_SECONDS = 300.0
-"""Of CPU time, for walks and changes: at most."""
+"""Limit on the CPU time of walks and changes."""
 
 
 def thorough(verification: Verification, model: onnx.ModelProto, lines: Mapping[str, str]) -> Faults:
-    """Plants faults in a file that has passed, and compares it on inputs that are searched for.
+    """Plants faults in a file that has passed verification, and searches for inputs that show them.
 
-    Those may notice faults that no run has, and what the file lacks.
+    Searched inputs may show faults that no earlier run noticed, and also where the file itself is wrong.
 
     Args:
-        verification: that it passed.
+        verification: the verification that the file has passed.
         model: the file in standard ONNX, with its weights.
-        lines: the user's, by name of a node.
+        lines: the user's source lines, by node name.
     """
     planting = plant(verification, model, lines)
     agreeing = _condense(verification)
@@ -62,10 +62,10 @@ def thorough(verification: Verification, model: onnx.ModelProto, lines: Mapping[
 
 
 def _condense(verification: Verification) -> int:
-    """Of runs that were searched for keeps the worst result of each output, the first notes and reasons to skip.
+    """Keeps, of the runs on searched inputs, the worst result of each output, and the first notes and reasons to skip.
 
     Returns:
-        how many such runs agree.
+        The number of such runs that agree.
     """
     worst: dict[str, Parity] = {}
     for p in verification.results:
@@ -83,7 +83,7 @@ def _condense(verification: Verification) -> int:
 
 @dataclass(frozen=True)
 class Planting:
-    """All faults of a file, those that no run noticed, and of them those that no searched input did."""
+    """All faults of a file; ``unnoticed`` by the usual runs; and of these, ``missed`` by the searched inputs too."""
 
     planted: Planted
     sites: list[Site]
@@ -92,10 +92,10 @@ class Planting:
 
 
 def plant(verification: Verification, model: onnx.ModelProto, lines: Mapping[str, str]) -> Planting | None:
-    """Plants them; None of a file whose values are too large to keep.
+    """Plants the faults. Returns None for a file whose values are too large to keep.
 
     Raises:
-        VerificationError: if the file differs from torch on an input that was searched for.
+        VerificationError: if the file differs from torch on a searched input.
     """
     phase("planting faults")
     planted = Planted(model, lines)
@@ -141,16 +141,16 @@ def plant(verification: Verification, model: onnx.ModelProto, lines: Mapping[str
 
 
 def _precise(verification: Verification, model: onnx.ModelProto) -> Precise | None:
-    """None of a file that cannot be computed in float64, which is noted."""
+    """The file computed in float64; None, with a note, if that is not possible."""
     try:
         return Precise(model, verification.copies)
-    except Exception as error:  # noqa: BLE001 - ONNX Runtime's, of a node that it has no kernel for
+    except Exception as error:  # noqa: BLE001 - ONNX Runtime has no kernel for some node
         verification.notes.append(f"not compared in float64: {str(error).splitlines()[0]}")
         return None
 
 
 def _unnoticed(planted: Planted, sites: Sequence[Site], runs: Sequence[Recording]) -> list[Site]:
-    """Those that none of the runs notices."""
+    """The faults that none of the runs notices."""
     left = []
     for number, site in enumerate(sites):
         phase(f"planting faults, {number} of {len(sites)}")
@@ -160,24 +160,24 @@ def _unnoticed(planted: Planted, sites: Sequence[Site], runs: Sequence[Recording
 
 
 class _Hunt:
-    """Faults that no input has shown yet, and the inputs that came closest to it.
+    """The faults that no input has shown yet, and the inputs that came closest to showing them.
 
     Attributes:
-        left: these faults.
+        left: the faults not shown yet.
     """
 
     def __init__(
         self, verification: Verification, planted: Planted, precise: Precise | None, left: Sequence[Site]
     ) -> None:
-        """``precise`` is None where there is no float64."""
+        """``precise`` is None if the file cannot be computed in float64."""
         self._verification, self._planted, self._precise, self.left = verification, planted, precise, list(left)
-        self._closest: dict[int, tuple[float, list[Tensor]]] = {}  # by id of a fault, how far it was off
-        self._progress: dict[int, float] = {}  # how far that was when it last counted as closer
-        self._since = 0  # inputs without any
+        self._closest: dict[int, tuple[float, list[Tensor]]] = {}  # by id of a site: how far it was off, and the inputs
+        self._progress: dict[int, float] = {}  # by id of a site: how far off at its last progress
+        self._since = 0  # inputs since the last progress
 
     def compare(self, run: str, inputs: list[Tensor], expected: tuple[Tensor, ...]) -> None:
-        """Holds the file and its faults to torch's rounding: in float64, which has none to hide a fault or to look like
-        one, and in float32 what is not computed there, or no floating-point number."""
+        """Compares the faults within torch's rounding. In float64 rounding neither hides a fault nor looks like one;
+        float32 is used for what has no float64 result, or is not a floating-point number."""
         phase(f"searching inputs for {len(self.left)} faults")
         there = None
         if self._precise is not None:
@@ -203,7 +203,7 @@ class _Hunt:
         self.left = left
 
     def changed(self, given: list[Tensor], ranges: Mapping[int, int]) -> Iterator[list[Tensor]]:
-        """Changes of the inputs that came closest, for as long as some come closer."""
+        """Yields changes of the closest inputs, for as long as some come closer."""
         self._since = 0
         while self._since < CHANGES:
             self._since += 1
@@ -237,7 +237,7 @@ def _walked(verification: Verification) -> Iterator[list[Tensor]]:
 
 
 def _until_error(inputs: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-    """Of a model without gradients, or one that does not take the inputs, none."""
+    """Yields inputs until an error: a model may have no gradients, or refuse the inputs."""
     try:
         yield from inputs()
     except Exception:  # noqa: BLE001 - the user's code may raise anything

@@ -1,4 +1,4 @@
-"""The TorchScript exporter, with our symbolics in its registry for the length of one export."""
+"""The TorchScript exporter, with our symbolics in its registry for the duration of one export."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ except ImportError:  # torch < 2.9
 __all__ = ["SOURCE_ATTRIBUTE", "export", "registered"]
 
 _LARGE = 2**30
-"""Bytes of weights from which on the exporter gets a file, beside which it writes what one protobuf does not hold."""
+"""Bytes of weights from which the exporter writes to a file, with external data, as one protobuf cannot hold them."""
 
 SOURCE_ATTRIBUTE = "svexport_source"
-"""Carries the user's source line through the exporter; taken off again when the file is read back."""
+"""Attribute that carries the user's source line through the exporter; removed when the file is read back."""
 
 
 def export(
@@ -57,8 +57,8 @@ def export(
     input_names: Sequence[str],
     dynamic_axes: Mapping[str, Mapping[int, str]],
 ) -> onnx.ModelProto:
-    """``model(*tensors)`` as ONNX, of the exporter's first opset or later, written to ``path`` if it is large; raises
-    :class:`ExportError` naming the operator and its source line."""
+    """Exports ``model(*tensors)`` at ``opset`` or the exporter's first opset, whichever is later; a large model goes
+    through ``path``. Raises :class:`ExportError` that names the operator and its source line."""
     options = {
         "dynamo": False,
         "opset_version": max(opset, FIRST_TORCHSCRIPT_OPSET),
@@ -73,7 +73,7 @@ def export(
 def _traced(
     model: FlatModel, tensors: Sequence[Tensor], opset: int, write: Callable[[], onnx.ModelProto]
 ) -> onnx.ModelProto:
-    """What ``write`` makes while functions are others: again with more of them for each that the exporter refuses."""
+    """Calls ``write`` with functions decomposed; whenever the exporter refuses one more, decomposes it and retries."""
     others: list[str] = []
     modes = InPlaceOf(AS_TRACED), ComplexParts(own=False)
     cause: Exception
@@ -81,7 +81,7 @@ def _traced(
         try:
             with (
                 registered(),
-                swapped(torch._C, _jit_onnx_log=lambda *_: None),  # it prints its whole graph before an error
+                swapped(torch._C, _jit_onnx_log=lambda *_: None),  # it would print the whole graph before an error
                 _without_reshapes_of_nothing(any(not t.numel() for t in tensors)),
                 swapped(F, _unpool_output_size=untraced()(F._unpool_output_size)),  # type: ignore[attr-defined]
                 applied_by(_opened),
@@ -101,7 +101,7 @@ def _traced(
             raise located(error, line_of(error)) from error.__cause__
         except Exception as error:
             made = isinstance(error, DecompositionError)
-            if made and others:  # the error that led to it stands
+            if made and others:  # raise the exporter's error that led to this decomposition
                 others.pop()
                 break
             known = isinstance(error, torch.onnx.errors.OnnxExporterError)
@@ -129,9 +129,9 @@ def _written(model: nn.Module, tensors: Sequence[Tensor], path: Path, options: d
 
 
 class _TracingOn(TorchFunctionMode):
-    """Goes on tracing after an operator has raised, which leaves its node without outputs and ends the trace.
+    """Continues tracing after an operator has raised. That would leave its node without outputs and end the trace.
 
-    Not used where it is not needed: the tracer's warnings would name this file instead of the user's.
+    Used only where needed, because it makes the tracer's warnings name this file instead of the user's.
     """
 
     def __torch_function__(
@@ -156,7 +156,7 @@ def _remove_unfinished(block: Any) -> None:
 
 
 def _function_of(error: Exception) -> str:
-    """The aten function that an error of the exporter is about (``aten::outer``), empty where that cannot be told."""
+    """The aten function that an exporter's error is about (``aten::outer``); empty if the message does not tell."""
     if "adaptive pooling, since output_size is not constant" in str(error):
         return "aten::adaptive_avg_pool2d"
     found = re.search(r"(?:operator '|in exporting )(aten::\w+)|ONNX export of (?:operator )?(\w+)", str(error))
@@ -165,9 +165,9 @@ def _function_of(error: Exception) -> str:
 
 @contextmanager
 def _without_reshapes_of_nothing(empty: bool) -> Iterator[None]:
-    """Refuses a Reshape of nothing to a size that is to be found: the exporter divides by it, which ends the process.
+    """Refuses to Reshape an empty tensor to an inferred size: the exporter divides by zero, which ends the process.
 
-    ``empty`` says whether an input of the model has no elements, as has then what has no known shape.
+    ``empty`` says whether an input of the model has no elements; tensors of unknown shape then count as empty too.
     """
     own = torch._C._jit_pass_onnx_node_shape_type_inference  # type: ignore[attr-defined]
 
@@ -188,10 +188,10 @@ def _without_reshapes_of_nothing(empty: bool) -> Iterator[None]:
 
 
 def _opened(own: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
-    """The forward of an ``autograd.Function``, traced as any code.
+    """Traces the forward of an ``autograd.Function`` like any other code.
 
-    Inside the node that the tracer makes of it, writes in place are lost. Those that say by ``symbolic`` what they are
-    in a file stay nodes.
+    The tracer would make one node of it, in which writes in place are lost. Functions that define ``symbolic`` stay
+    nodes.
     """
     if hasattr(cls, "symbolic") or not torch.jit.is_tracing():
         return own(*args, **kwargs)
@@ -204,12 +204,12 @@ def _opened(own: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
 
 @contextmanager
 def registered() -> Iterator[None]:
-    """Our symbolics in torch.onnx's registry: of ``torch.ops.svexport``, of aten functions they replace, and of what
-    the exporter gets wrong.
+    """Puts our symbolics into torch.onnx's registry: for ``torch.ops.svexport``, for the aten functions that these
+    replace, and for what the exporter gets wrong.
 
-    The registry is left exactly as it was, also after an error.
+    The registry is restored exactly, also after an error.
     """
-    for opset in range(OPSETS.start, LAST_TORCHSCRIPT_OPSET + 1):  # torch.onnx imports its own only when it exports
+    for opset in range(OPSETS.start, LAST_TORCHSCRIPT_OPSET + 1):  # torch.onnx imports them only when it exports
         import_module(f"torch.onnx.symbolic_opset{opset}")
     conversions = {}
     for symbolic in SYMBOLICS.values():
@@ -226,10 +226,10 @@ def registered() -> Iterator[None]:
 
 
 def _function(name: str, convert: Callable[..., Any]) -> Callable[..., Any]:
-    """The function torch.onnx calls for each node of that name; ``convert`` is given the exporter's own."""
+    """The function that torch.onnx calls for each node ``name``; ``convert`` gets the exporter's own as an argument."""
     group: Any = registry.get_function_group(name) or {}
 
-    def missing(g: Any, *values: torch._C.Value) -> Any:  # what a conversion does without is not missed
+    def missing(g: Any, *values: torch._C.Value) -> Any:  # raises only if called
         first = next((opset for opset in range(g.opset, LAST_TORCHSCRIPT_OPSET + 1) if group.get(opset)), None)
         raise torch.onnx.errors.UnsupportedOperatorError(name, g.opset, first)
 
@@ -243,18 +243,18 @@ def _function(name: str, convert: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _corrected(correct: Callable[..., Any], convert: Callable[..., Any]) -> Callable[..., Any]:
-    """Of a function that an op of ours stands for, whose conversion is then the one that is corrected."""
+    """The correction of a function that one of our ops replaces: it corrects the conversion to that op."""
     return lambda g, own, *values: correct(g, lambda g, *given: convert(g, own, *given), *values)
 
 
 def _to_node_of(symbolic: Symbolic, aten: str | None = None) -> Callable[..., Any]:
-    """The conversion to a node of an op: of the op itself, or of an aten function that it stands for."""
+    """The conversion to an op's node: from the op itself, or from an aten function that it replaces."""
 
     def convert(g: Any, own: Callable[..., Any], *values: torch._C.Value) -> Any:
         if aten is None:
             return _emit(g, symbolic.op, [read(v, a.kind) for v, a in zip(values, symbolic.op.arguments, strict=True)])
         if symbolic.until is not None and g.opset > symbolic.until:
-            with suppress(torch.onnx.errors.OnnxExporterError):  # what it refuses is ours all the same
+            with suppress(torch.onnx.errors.OnnxExporterError):  # emit our node if the exporter refuses
                 return own(g, *values)
         schema = schema_of(g.original_node)
         taken = symbolic.aten.get(aten) or symbolic.aten.get(f"{aten}.{schema.overload_name}")
@@ -265,10 +265,10 @@ def _to_node_of(symbolic: Symbolic, aten: str | None = None) -> Callable[..., An
 
 
 def _emit(g: Any, op: Op, arguments: Sequence[Any]) -> Any:
-    """The svexport node, with types on its outputs so that later symbolics find them."""
+    """Emits the svexport node, and sets its output types, which later symbolics read."""
     tensors, computed, numbers = node_of(op, arguments)
     inputs = [symbolic_helper._optional_input_placeholder_tensor(g) if value is None else value for value in tensors]
-    write = GraphWriter(g)  # what math.floor returns is a float to the exporter
+    write = GraphWriter(g)  # the exporter types the result of math.floor as a float
     inputs += [write("Reshape", write.typed(n, torch.int64), write.constant(torch.tensor([1]))) for n in computed]
     attributes = numbers | PLUGIN_ATTRIBUTES | {SOURCE_ATTRIBUTE: user_frame(g.original_node.sourceRange())}
     outputs = write(f"{DOMAIN}::{op.node_type}", *inputs, outputs=op.num_outputs, **attributes)
@@ -280,10 +280,10 @@ def _emit(g: Any, op: Op, arguments: Sequence[Any]) -> Any:
 
 
 def _output_types(op: Op, arguments: Sequence[Any], node: torch._C.Node) -> list[torch._C.TensorType | None]:
-    """Output types from the op's fake, run on meta tensors of two choices of dynamic sizes: what changes with those is
-    dynamic too.
+    """Output types from the op's fake, run on meta tensors with two choices of dynamic sizes: an output size that
+    differs between the two is dynamic.
 
-    Where the fake does not take the sizes tried, all of them are dynamic, and type and rank are those traced for
+    If the fake refuses the sizes tried, every output size is dynamic, and dtype and rank come from the trace of
     ``node``.
     """
     primes = (1009, 1013, 1019, 1021, 1031), (2003, 2011, 2017, 2027, 2029)
@@ -300,7 +300,7 @@ def _output_types(op: Op, arguments: Sequence[Any], node: torch._C.Node) -> list
 
 
 def _tried(op: Op, arguments: Sequence[Any], fresh: Iterator[int]) -> list[Any]:
-    """Arguments with numbers for dynamic sizes, by the symbol that the exporter has for each (negative)."""
+    """The arguments with numbers in place of dynamic sizes, which the exporter marks by negative symbols."""
     sizes: dict[int, int] = {}
 
     def tried(argument: Argument, value: Any) -> Any:
@@ -323,9 +323,9 @@ def _of_any_size(type_: Any) -> torch._C.TensorType | None:
 
 
 def _failure(model: nn.Module, tensors: Sequence[Tensor], opset: int, error: Exception) -> ExportError:
-    """The exporter's error with the source line, found by tracing once more."""
+    """The exporter's error with the user's source line, which one more trace finds."""
     message = str(error)
-    if not isinstance(error, torch.onnx.errors.UnsupportedOperatorError):  # from inside one of the conversions
+    if not isinstance(error, torch.onnx.errors.UnsupportedOperatorError):  # raised inside a conversion
         reason = message.split("  [Caused by")[0].split("\n")[0] or type(error).__name__
         if "because it is not constant" in message:
             reason = "a number that ONNX has as an attribute is computed from sizes or values"
@@ -335,7 +335,7 @@ def _failure(model: nn.Module, tensors: Sequence[Tensor], opset: int, error: Exc
     name = message.split("'")[1] if "'" in message else ""
     where: dict[str, None] = {}
     with suppress(Exception):  # only the source line would be lost
-        graph = torch.jit.trace(model, tuple(tensors), check_trace=False).inlined_graph  # which its nodes do not keep
+        graph = torch.jit.trace(model, tuple(tensors), check_trace=False).inlined_graph  # nodes do not keep it alive
         frames = (user_frame(node.sourceRange()) for node in graph.findAllNodes(name, recurse=True))
         where = dict.fromkeys(filter(None, frames))
     at = "".join(f"\n  at {frame}" for frame in [*where][:5])

@@ -1,4 +1,4 @@
-"""From a model to ONNX: torch.export first and the down-converter after it, TorchScript for what that refuses."""
+"""Traces a model to ONNX: first with torch.export and the down-converter, then with TorchScript if that fails."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _first = LAST_TORCHSCRIPT_OPSET < FIRST_DYNAMO_OPSET
 
 @contextmanager
 def torch_export_first(first: bool = True) -> Iterator[None]:
-    """Has models traced by torch.export at every opset, or at opset 18 and later only."""
+    """Makes torch.export the first tracer at every opset, or, if ``first`` is False, at opset 18 and later only."""
     global _first
     before, _first = _first, first
     try:
@@ -42,7 +42,7 @@ def torch_export_first(first: bool = True) -> Iterator[None]:
 
 
 def second_tracer(export: Callable[..., ExportReport]) -> Callable[..., ExportReport]:
-    """Has TorchScript trace a model of which the converted file is not right; the report says so."""
+    """Wraps ``export``: retries with TorchScript if the file that torch.export led to is wrong; the report says so."""
 
     @functools.wraps(export)
     def tried(*args: Any, **kwargs: Any) -> ExportReport:
@@ -68,7 +68,7 @@ def second_tracer(export: Callable[..., ExportReport]) -> Callable[..., ExportRe
 
 
 _converted: ContextVar[list[Sequence[Assumption]]] = ContextVar("converted", default=[])  # noqa: B039 - set anew
-"""By each export: what torch.export has assumed of sizes, of which the other tracer may be wrong, too."""
+"""The assumptions about sizes of each torch.export in this call; TorchScript may break the same ones."""
 
 
 def traced(
@@ -81,13 +81,13 @@ def traced(
     notes: list[str],
     state: State,
 ) -> tuple[onnx.ModelProto, Guards]:
-    """``model(*tensors)`` as ONNX, and what the tracer guards.
+    """Traces ``model(*tensors)``; returns the ONNX model, and what the tracer guards.
 
-    The tensors stay as they are, though a model may work on its inputs in place. Between two tracers the model's state
-    is put back to ``state``.
+    The tensors are not modified, even if the model works on its inputs in place. The model's state is restored to
+    ``state`` between the two tracers.
 
     Raises:
-        ExportError: naming the operator and its source line, if neither tracer takes the model.
+        ExportError: if neither tracer takes the model; it names the operator and its source line.
     """
     if opset > LAST_TORCHSCRIPT_OPSET:
         return _by_torch_export(model, _unshared(tensors), opset, input_names, dynamic_axes)
@@ -116,8 +116,8 @@ def traced(
 
 
 def _unshared(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Inputs for torch.export, which computes with none of them: copies are needed of those alone whose strides say
-    more than their shapes, or that have memory in common."""
+    """Inputs for torch.export, which computes with none of their values. Only tensors that are not contiguous, or that
+    share memory with another, are copied."""
     seen: set[int] = set()
     given = []
     for tensor in tensors:
@@ -131,7 +131,7 @@ def _unshared(tensors: Sequence[Tensor]) -> list[Tensor]:
 def _by_torch_export(
     model: FlatModel, tensors: Sequence[Tensor], opset: int, *names: Any
 ) -> tuple[onnx.ModelProto, Guards]:
-    from svexport.exporter import dynamo  # on first use: it takes as long to import as the other tracer to trace
+    from svexport.exporter import dynamo  # on first use: the import takes as long as a trace by TorchScript
 
     written, guards = dynamo.export(model, tensors, opset, *names)
     _lower(written, opset)
@@ -139,7 +139,7 @@ def _by_torch_export(
 
 
 def _lower(model: onnx.ModelProto, opset: int) -> None:
-    """Converts what a tracer wrote at its first opset."""
+    """Converts the model to ``opset`` if the tracer could only write a later one."""
     if opset_of(model) > opset:
         from svexport.graph.opsets import convert_in_place
 
@@ -147,11 +147,11 @@ def _lower(model: onnx.ModelProto, opset: int) -> None:
 
 
 def _of_neither(error: ExportError, refusal: str, opset: int) -> ExportError:
-    """What both tracers say of a model, of which later opsets are no way out; first what names a function, or tells
-    more."""
+    """The error when both tracers refuse a model, without the advice to use a later opset. The message that names a
+    function, or says more, comes first."""
     begin = f"cannot be exported at opset {opset}: "
     text = str(error).replace(f", or {LATER}", "").replace(f"\n  {LATER}", "")
-    if "cannot be exported" not in text:  # what forward itself raises, say
+    if "cannot be exported" not in text:  # for example an error that forward itself raises
         return error
     if text.startswith(begin):
         return ExportError(f"{begin}{refusal}\n  nor does TorchScript take the model: {text.removeprefix(begin)}")
@@ -159,7 +159,7 @@ def _of_neither(error: ExportError, refusal: str, opset: int) -> ExportError:
 
 
 def _refused(model: FlatModel) -> str:
-    """Why torch.export need not be asked; empty where it may take the model."""
+    """The reason to skip torch.export; empty if it may take the model."""
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         return "it has scripted modules"
     return ""

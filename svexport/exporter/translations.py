@@ -1,4 +1,4 @@
-"""``custom_translation_table`` of the exporter on torch.export: our operators, and what it has otherwise than torch."""
+"""``custom_translation_table`` of the exporter on torch.export: our operators, and corrections of its conversions."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ __all__ = ["translations"]
 
 
 def translations(opset: int = FIRST_DYNAMO_OPSET) -> dict[Any, Callable[..., Any]]:
-    """``custom_translation_table`` for torch.onnx.export: our operators, the aten functions they replace, and those
-    that the exporter converts to something else than torch."""
+    """``custom_translation_table`` for torch.onnx.export: our operators, the aten functions they replace, and functions
+    that the exporter converts differently from torch."""
     write = _OnnxscriptWriter()
     table: dict[Any, Callable[..., Any]] = TRANSLATIONS | _of_numbers(write)
     table[torch.ops.svexport.fake_quantize_fp8.default] = fp8.to_onnx
@@ -35,7 +35,7 @@ def translations(opset: int = FIRST_DYNAMO_OPSET) -> dict[Any, Callable[..., Any
     for symbolic in SYMBOLICS.values():
         table[symbolic.op.torch_op] = _translation(symbolic)
         if symbolic.until is not None and (opset > symbolic.until or symbolic.until >= FIRST_DYNAMO_OPSET):
-            continue  # the exporter's own is right, and below exact by the converter
+            continue  # the exporter's own is right, and the converter is exact below
         for key, convert in symbolic.aten.items():
             name, _, only = key.partition(".")
             for overload in overloads_of(qualified(name)):
@@ -45,7 +45,7 @@ def translations(opset: int = FIRST_DYNAMO_OPSET) -> dict[Any, Callable[..., Any
 
 
 class _OnnxscriptWriter(Writer):
-    """Writes nodes by onnxscript: :class:`svexport.exporter.conversions.Writer`."""
+    """The :class:`svexport.exporter.conversions.Writer` of onnxscript."""
 
     opset = 18
 
@@ -68,7 +68,7 @@ _TORCH_DTYPES = {ir.DataType(number): dtype for dtype, number in TYPES.items()}
 
 
 def _of_numbers(write: Writer) -> dict[Any, Callable[..., Any]]:
-    """Tensors of a number. The exporter's own has every float in float32 before it is one of double precision."""
+    """Tensors filled with a number. The exporter's own rounds every float to float32, even for float64 tensors."""
     aten = torch.ops.aten
 
     def number(s: Any, *, dtype: int | None = None, **_: Any) -> Any:
@@ -104,7 +104,7 @@ def _translation(
     def function(*args: Any, **kwargs: Any) -> Any:
         arguments: Sequence[Any] = _info(args)
         if convert is not None:
-            rest = schema[len(args) :]  # all of them by position, as the TorchScript exporter gives them
+            rest = schema[len(args) :]  # pass all by position, as the TorchScript exporter does
             converted = convert(*arguments, *(_info(kwargs.get(a.name, a.default_value)) for a in rest))
             if converted is None:
                 raise ExportError(f"{op.node_type} cannot take over this call at opset 18 and later")
@@ -115,7 +115,7 @@ def _translation(
         inputs += [opset18.Reshape(size, opset18.Constant(value_ints=[1])) for size in computed]  # type: ignore[arg-type]
         named = attributes | PLUGIN_ATTRIBUTES
         node = ir.node(op.node_type, inputs, named, domain=DOMAIN, num_outputs=op.num_outputs)
-        evaluator.default().nodes.append(node)  # type: ignore[attr-defined]  # the exporter's, which records nodes
+        evaluator.default().nodes.append(node)  # type: ignore[attr-defined]  # the exporter's evaluator records nodes
         return node.outputs[0] if op.num_outputs == 1 else node.outputs
 
     return function

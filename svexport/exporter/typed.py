@@ -1,4 +1,4 @@
-"""Calls of a model as a mode sees them, and the types that they compute in: what a half model is made of."""
+"""Calls of a model as a mode sees them, and the dtypes that they compute in, for half models."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ COORDINATES: dict[str, dict[str, int]] = {
     "ms_deform_attn": {"sampling_locations": 3},
     "transformer_decoder": {"reference_points": 2, "lidar2img": 4},
 }
-"""Of each sampler, the arguments that have coordinates, with their places."""
+"""For each sampler, the arguments that hold coordinates, with their positions."""
 
 _FOLLOWS = {
     *("reshape", "view", "view_as", "reshape_as", "permute", "transpose", "t", "adjoint", "swapaxes", "swapdims"),
@@ -64,7 +64,7 @@ _FOLLOWS = {
     *("max_pool3d", "adaptive_max_pool2d", "dropout", "dropout2d", "alpha_dropout", "requires_grad_", "__iter__"),
     *("__reversed__", "msort", "kthvalue", "amax", "amin", "_pad", "pad", "meshgrid", "__get__"),
 }
-"""Functions that move or choose numbers, and compute none: in the type of what they are given."""
+"""Functions that only move or choose numbers; they keep the dtype of their arguments."""
 
 _ASKS = {
     *("size", "dim", "numel", "nelement", "stride", "item", "tolist", "numpy", "is_contiguous", "is_floating_point"),
@@ -76,17 +76,17 @@ _ASKS = {
     *(f"__{name}__" for name in ("len", "bool", "float", "int", "repr", "format", "hash", "contains", "set", "delete")),
     *(f"__{name}__" for name in ("eq", "ne", "lt", "le", "gt", "ge", "dlpack")),
 }
-"""Functions that compute no floating-point numbers, or draw them."""
+"""Functions that compute no floating-point numbers, or draw random ones."""
 
 TYPES = {"is_floating_point", "element_size", "result_type", "can_cast", "promote_types", "is_tensor", "rand_like"}
-"""Of those, the ones that ask for a type."""
+"""Those of them that ask for a dtype."""
 
 CONVERTS = {"to", "type", "type_as", "float", "half", "double", "bfloat16"}
 MAKES = {
     *("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty"),
     *("new_tensor", "tensor", "as_tensor", "zeros", "ones", "full", "empty", "eye", "arange", "linspace"),
 }
-"""Functions that are told which type they make."""
+"""Functions that are told the dtype of their result."""
 
 PRODUCTS = {
     *("matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "tensordot", "einsum"),
@@ -99,7 +99,7 @@ LAYERS = {
     *("multi_head_attention_forward", "lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell"),
     *("rnn_relu_cell", "deform_conv2d", "add_bias_residual_layer_norm", "transformer_decoder"),
 }
-"""Functions that make features, of parameters."""
+"""Functions that make features with parameters."""
 
 MATRICES = {
     *("inverse", "inv", "inv_ex", "inverse_ex", "det", "logdet", "slogdet", "solve", "solve_ex", "solve_triangular"),
@@ -107,21 +107,21 @@ MATRICES = {
     *("linalg_inv", "linalg_solve", "linalg_det", "linalg_inv_ex", "linalg_solve_ex", "linalg_cholesky"),
     *("svdvals", "eigh", "eigvalsh"),
 }
-"""Functions of matrices, which torch has none of in half."""
+"""Matrix functions that torch does not have in half."""
 
 _ONE_TYPE = LAYERS | {"scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy", "index_put"}
-"""Functions that take no tensors of several types."""
+"""Functions whose tensors must all have one dtype."""
 
 _IN_PLACE = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "pow", "floordiv", "mod")} | {"__setitem__"}
 
 
 Given = tuple[tuple[Any, ...], dict[str, Any]]
-"""What a function is called with."""
+"""The args and kwargs of a call."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A place in a model: one line of one module calling one function, in every forward the same."""
+    """A place in a model, where one line of one module calls one function; it is the same in every forward."""
 
     module: str
     function: str
@@ -131,7 +131,7 @@ class Call:
 
     @property
     def source(self) -> str:
-        """The user's line; empty where there is none."""
+        """The user's line; empty if there is none."""
         return shown_line(self.file, self.line, self.scope) if self.file else ""
 
 
@@ -140,10 +140,10 @@ class KeptCall:
     """A call that stays float32 in a half model.
 
     Attributes:
-        module: that calls, ``"blocks.3.attention"``; empty of the model itself.
-        function: ``"matmul"``.
-        source: the user's line, empty where all of them are torch's.
-        reason: why: a rule, or what was measured.
+        module: the calling module, such as ``"blocks.3.attention"``; empty for the model itself.
+        function: the called function, such as ``"matmul"``.
+        source: the user's line; empty if only torch's code is involved.
+        reason: the rule, or the measurement, that keeps it.
     """
 
     module: str
@@ -157,17 +157,17 @@ class KeptCall:
 
 
 BIAS = "its bias, added in float32"
-"""Why a layer is kept of which the product is in half."""
+"""The reason given for a layer whose product is in half, and whose bias is float32."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a half model keeps in float32.
+    """Says which calls of a half model stay float32.
 
     Attributes:
-        dtype: of everything else.
-        calls: that are kept, and why.
-        note: what is left of the results, where that was measured.
+        dtype: dtype of everything else.
+        calls: the kept calls, and why.
+        note: the accuracy left in the results, if it was measured.
     """
 
     dtype: torch.dtype
@@ -176,7 +176,7 @@ class Plan:
 
     @cached_property
     def biases(self) -> frozenset[Call]:
-        """Of the calls, linear layers of which only the bias is added in float32; the product is in the type."""
+        """The linear layers among the calls that only add their bias in float32; their product is in :attr:`dtype`."""
         return frozenset(call for call, why in self.calls.items() if why == BIAS)
 
     def kept(self) -> list[KeptCall]:
@@ -186,16 +186,16 @@ class Plan:
 
     @property
     def forward(self) -> Types:
-        """The types of a forward that computes so."""
+        """The :class:`Types` of a forward that follows the plan."""
         return Types(mode=self.mode)
 
     def mode(self, model: nn.Module, inputs: Sequence[tuple[Tensor, Tensor]] = ()) -> TorchFunctionMode:
-        """Has forward compute so; a mode is for one forward. ``inputs``: as of :class:`Types`."""
+        """The mode in which one forward follows the plan. ``inputs``: as in :class:`Types`."""
         raise NotImplementedError
 
 
 class Calls(TorchFunctionMode):
-    """Has calls that compute floating-point numbers looked at by :meth:`call`."""
+    """Passes each kind of function to a method; those that compute floating-point numbers go to :meth:`call`."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -219,40 +219,40 @@ class Calls(TorchFunctionMode):
         return self.call(self.place(name, sys._getframe(1)), func, args, kwargs)
 
     def call(self, call: Call, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Of functions that compute."""
+        """Handles functions that compute."""
         raise NotImplementedError
 
     def typed(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Of functions that are told which type they make: :data:`CONVERTS` and :data:`MAKES`."""
+        """Handles functions that are told the dtype of their result: :data:`CONVERTS` and :data:`MAKES`."""
         return func(*args, **kwargs)
 
     def ask(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Of functions that compute no floating-point numbers."""
+        """Handles functions that compute no floating-point numbers."""
         return func(*args, **kwargs)
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Of functions that move or choose numbers."""
+        """Handles functions that only move or choose numbers."""
         return func(*args, **kwargs)
 
     def in_place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """In the type of what is changed."""
+        """Handles functions that work in place, in the dtype of the changed tensor."""
         if not args or not is_wide(args[0]):
             return func(*args, **kwargs)
         rest, kwargs = cast((args[1:], kwargs), args[0].dtype)
         return func(args[0], *rest, **kwargs)
 
     def place(self, name: str, frame: FrameType | None) -> Call:
-        """The place of a call: the innermost module that is running, and the innermost line of the user's."""
+        """The place of a call: the innermost running module, and the innermost line of the user's code."""
         module: str | None = None
         while frame is not None:
             path = frame.f_code.co_filename
             if module is None:
                 module = self._names.get(id(frame.f_locals.get("self")))
-            if path.startswith("<eval_with_key>"):  # a graph: a copy's has another number
+            if path.startswith("<eval_with_key>"):  # a graph module: the number in its name differs between copies
                 return Call(module or "", name, "", frame.f_lineno, "")
             if not is_library(path) and not is_standard(path):
                 break
-            if module == "":  # the model itself is torch's: there is no line
+            if module == "":  # the model itself is torch's, so no line is the user's
                 frame = None
                 break
             frame = frame.f_back
@@ -266,7 +266,7 @@ class Calls(TorchFunctionMode):
 
 
 def mixed(model: nn.Module, dtype: torch.dtype, wide: Collection[str]) -> nn.Module:
-    """A copy in a type, but for parameters and buffers of those names, which are float32; float64 stays."""
+    """A copy in ``dtype``, except the parameters and buffers named in ``wide``, which are float32; float64 stays."""
     result = copied(model)
     stay = {place for place, names in storages(result).items() if not names.isdisjoint(wide)}
 
@@ -279,7 +279,7 @@ def mixed(model: nn.Module, dtype: torch.dtype, wide: Collection[str]) -> nn.Mod
 
 
 def storages(model: nn.Module) -> dict[int, set[str]]:
-    """Names of parameters and buffers by where their numbers are."""
+    """Names of parameters and buffers by their storage."""
     result: dict[int, set[str]] = {}
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if tensor.numel():
@@ -288,8 +288,8 @@ def storages(model: nn.Module) -> dict[int, set[str]]:
 
 
 def coordinates_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int | str]:
-    """Where a call has coordinates: places and names of arguments."""
-    if getattr(func, "namespace", DOMAIN) != DOMAIN:  # torchvision's has other arguments in these places
+    """The positions and names of a call's arguments that hold coordinates."""
+    if getattr(func, "namespace", DOMAIN) != DOMAIN:  # torchvision's op has other arguments there
         return []
     found: list[int | str] = []
     for keyword, place in COORDINATES.get(name_of(func), {}).items():
@@ -301,12 +301,12 @@ def coordinates_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def at(given: Given, place: int | str) -> Any:
-    """The argument in a place or of a name."""
+    """The argument at a position, or with a name."""
     return given[1][place] if isinstance(place, str) else given[0][place]
 
 
 def bias_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    """The bias that a linear layer is given."""
+    """The bias that a linear layer gets, if any."""
     if func is not F.linear:
         return None
     bias = args[2] if len(args) > 2 else kwargs.get("bias")
@@ -314,19 +314,19 @@ def bias_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor 
 
 
 def with_bias(half: Given, bias: Tensor) -> Tensor:
-    """A linear layer whose product is in half, and whose bias is added in float32: (…, out), float32."""
+    """A linear layer whose product is in half, and whose bias is added in float32; returns ``(…, out)`` in float32."""
     args, kwargs = half
     named = {**dict(zip(("input", "weight"), args, strict=False)), **kwargs, "bias": None}
     return F.linear(**named).float() + bias.float()
 
 
 def differ(values: Any) -> bool:
-    """Whether there are tensors of several such types."""
+    """Whether the tensors have several of the dtypes that a half model computes in."""
     return len({x.dtype for x in tree_leaves(values) if is_wide(x)}) > 1
 
 
 def of_one_type(name: str, given: Given) -> Given:
-    """What a function is given, in half where that is of several types and it takes one: numbers that forward itself
+    """The arguments, cast to half if their dtypes differ and the function takes only one. Tensors that forward itself
     makes are float32 (``torch.zeros``, ``arange``, ``.float()``)."""
     if name not in _ONE_TYPE or not differ(given):
         return given
@@ -334,10 +334,10 @@ def of_one_type(name: str, given: Given) -> Given:
 
 
 def with_coordinates(func: Any, half: Given, given: Given, dtype: torch.dtype | None = None) -> Given:
-    """What a call is given in half, but for coordinates as they are given, where a sampler takes both, as ours do.
+    """The half arguments, except that coordinates stay as given if the sampler takes both dtypes, as ours do.
 
     Args:
-        dtype: that coordinates are cast to; None: none.
+        dtype: dtype that coordinates are cast to; None leaves them.
     """
     if func is not F.grid_sample and getattr(func, "namespace", "") != DOMAIN:
         return half
@@ -352,17 +352,17 @@ def with_coordinates(func: Any, half: Given, given: Given, dtype: torch.dtype | 
 
 
 def is_wide(x: Any) -> bool:
-    """Whether it is a tensor of a type that a half model computes in."""
+    """Whether ``x`` is a tensor of a dtype that a half model computes in."""
     return isinstance(x, Tensor) and x.dtype in _WIDE
 
 
 def cast(values: Any, dtype: torch.dtype) -> Any:
-    """The same with all such tensors in one type."""
+    """The values with all such tensors cast to one dtype."""
     return tree_map(lambda x: x.to(dtype) if is_wide(x) else x, values)
 
 
 def rounded(values: Any, dtype: torch.dtype) -> Any:
-    """The same with the numbers of all such tensors as they are in one type, in their own."""
+    """The values with all such tensors rounded to ``dtype``, and cast back to their own."""
     return tree_map(lambda x: x.to(dtype).to(x.dtype) if is_wide(x) else x, values)
 
 

@@ -1,4 +1,4 @@
-"""Values of inputs in Python: what follows from them, and refusing it."""
+"""Values of inputs that Python reads: finds what depends on them, and refuses it."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ from svexport.tracing.source import around, is_library, near, numbers_of_users, 
 __all__ = ["Unproven", "refuse_unfollowed", "refuse_valueless", "refuse_values", "user_numbers"]
 
 MOST_NUMBERS = 48
-"""Of the user's source, that values are tried to be."""
+"""Most numbers from the user's source that are tried as values."""
 
 Line = tuple[str, int, str]
-"""Path, number and function."""
+"""Path, line number and function."""
 
 _TRUTHS = {"True", "False"}
 
 MOST_PLACES = 32
-"""Truths that a line takes, one after another, of which each is tried to be the other one."""
+"""Most truth values read by one line that are each tried negated."""
 
 MOST_DRAWN = 200
-"""Random values that a line is given, where nothing follows from those before."""
+"""Most random values that a line is given if earlier values change nothing."""
 
 MOST_COUNTED = 33
-"""So many are found by all functions together, and then by each, from none on; and around numbers of the source."""
+"""Counts tried, from 0 up, for all finding functions together and then for each; besides numbers of the source."""
 
 LEAST_COUNTS = 12
-"""Of those, of a model however large."""
+"""Counts that are tried at least, however large the model is."""
 
 MOST_CALLS = 3000
-"""Of functions of torch, to take random values, or find other numbers of elements, in turn."""
+"""Budget of torch calls for trying random values, and for trying other counts."""
 
 
 class Unproven:
-    """What may follow from values of inputs in Python, beside what has been compared.
+    """Finds what may depend on values of inputs in Python, beyond what has been compared.
 
     Args:
-        model: whose forward it is.
-        inputs_of: runs that torch computed, by name.
-        ways: that forward went with them, by name.
-        compared: ways on which a file computes what torch does.
-        held: parameters and buffers of the model.
+        model: the model.
+        inputs_of: inputs of the runs that torch computed, by run.
+        ways: the ways that forward took, by run.
+        compared: the ways on which the file agreed with torch.
+        held: the model's parameters and buffers.
     """
 
     def __init__(
@@ -66,12 +66,12 @@ class Unproven:
         self._compared, self._held = compared, held
 
     def values(self, guarded: bool) -> list[Exit]:
-        """Lines that take values of inputs out of tensors, from which something follows that has not been compared.
+        """Lines that read values of inputs from tensors, with consequences that have not been compared.
 
-        What follows is seen where a line is made to get another value: functions called, or given, anything else.
-        Nothing does where the value is only printed, kept, or checked by an assertion. A branch has been compared if
-        both its ways have been gone, each time that one run comes there. ``guarded`` leaves out what ``torch.export``
-        has seen to.
+        A value has consequences if forcing another one changes the functions called, or their arguments. It has none
+        if the value is only printed, kept, or checked by an assertion. A branch has been compared if both of its sides
+        have been taken, for each time that one run comes to it. ``guarded`` leaves out what ``torch.export``
+        guards.
         """
         known: set[tuple[Any, int | None]] = set()
         found_unproven: dict[Any, Exit] = {}
@@ -89,12 +89,12 @@ class Unproven:
         return list(found_unproven.values())
 
     def _both(self, line: Line, place: int) -> bool:
-        """Whether a truth that a line takes has been both, in what has been compared."""
+        """Whether a truth value that a line reads has been both True and False in compared runs."""
         taken = [way.taken.get(line, []) for way in self._compared]
         return {truths[place] for truths in taken if place < len(truths)} >= _TRUTHS
 
     def _decides(self, run: str, line: Line, place: int | None) -> bool:
-        """Whether something follows in a run from the value that a line takes there."""
+        """Whether the value that a line reads has consequences in a run."""
         numbers: list[float] = []
         whiches = range(1)
         if place is None:
@@ -104,8 +104,8 @@ class Unproven:
         return any(self._follows(run, Forced(line, which, place), numbers) for which in whiches)
 
     def counts(self) -> list[Exit]:
-        """Lines that get sizes of what was found by values, where forward goes a way that has not been compared once
-        others are found: none, some, all, or around a number of the user's source."""
+        """Lines that read sizes which depend on values, if forward takes a way that has not been compared when another
+        number of elements is found: none, some, all, or about a number in the user's source."""
         known: set[Any] = set()
         for run, way in self._ways.items():
             new = [found for line, found in way.counts.items() if line not in known]
@@ -130,8 +130,8 @@ class Unproven:
         numbers: Sequence[float] = (),
         count: tuple[int | None, int] | None = None,
     ) -> bool:
-        """Whether forward goes a way that has not been compared when a line gets another value out of a tensor, or
-        finds another number of them; not where the model has none for it."""
+        """Whether forward takes a way that has not been compared if a line reads another value from a tensor, or
+        another number of elements is found. An error that refuses the value does not count."""
         usual = self._ways[run]
         arguments = [t.clone() for t in self._inputs_of[run]]
         way = Way(arguments, self._held, forced=forced, count=count, most=2 * usual.length + 100, numbers=numbers)
@@ -141,7 +141,7 @@ class Unproven:
                 with way:
                     results = self._model(*arguments)
         except Exception as error:  # noqa: BLE001 - the user's code may raise anything
-            if forced is None or isinstance(error, ForcedError):  # which nobody has caught
+            if forced is None or isinstance(error, ForcedError):  # the model did not catch it
                 return isinstance(error, TooLong)
             refusal = None if isinstance(error, TooLong) else raising_line(error)
             return refusal is None or (way.leaves(usual) and not near(forced.line, refusal))
@@ -150,7 +150,7 @@ class Unproven:
 
 
 def user_numbers(model: nn.Module, inputs: Sequence[Tensor]) -> set[float]:
-    """Numbers of the user's source, around which values and sizes may decide."""
+    """Numbers in the user's source, near which values and sizes may branch."""
     try:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -162,7 +162,7 @@ def user_numbers(model: nn.Module, inputs: Sequence[Tensor]) -> set[float]:
 
 
 def refuse_valueless(results: Iterable[Tensor]) -> None:
-    """Raises an ExportError of results that tracing has left no values for."""
+    """Raises an ExportError if tracing has left results without values."""
     if any(isinstance(t, FakeTensor) for t in results):
         raise ExportError(
             "forward computes with a tensor that it keeps outside of the model from call to call, in a global for "
@@ -172,13 +172,13 @@ def refuse_valueless(results: Iterable[Tensor]) -> None:
 
 
 def refuse_unfollowed(error: Exception, own: SvexportError | None) -> NoReturn:
-    """Raises an error of a forward as one of svexport's: ``own`` if it fails as it is, else what followed its tensors.
+    """Raises a forward's error as svexport's: ``own`` if the plain forward fails too, else that modes cannot follow it.
 
-    ``torch.cond`` and the like compile their branches, which no mode sees.
+    For example, ``torch.cond`` compiles its branches, which no mode sees.
     """
     if isinstance(error, SvexportError):
         raise error
-    if own is not None:  # tracers compute with tensors that have no values, and took it
+    if own is not None:  # tracers, whose tensors have no values, accepted the model
         raise own from error
     frames = ((frame.f_code, number) for frame, number in traceback.walk_tb(error.__traceback__))
     lines = [(code.co_filename, number, code.co_name) for code, number in frames if not is_library(code.co_filename)]
@@ -192,7 +192,7 @@ def refuse_unfollowed(error: Exception, own: SvexportError | None) -> NoReturn:
 
 
 def refuse_values(unproven: Sequence[Exit], names: Sequence[str]) -> NoReturn:
-    """Raises an ExportError that names the inputs, and the lines that take values of them."""
+    """Raises an ExportError that names the inputs, and the lines that read their values."""
     inputs = [names[index] for index in sorted(frozenset().union(*(e.inputs for e in unproven))) if index < len(names)]
     where = "".join(f"\n  at {shown_line(*e.line)}" for e in unproven[:5])
     raise ExportError(

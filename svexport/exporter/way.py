@@ -1,4 +1,4 @@
-"""The way a forward takes: what its Python calls, and learns of its tensors. A traced file has one way for all."""
+"""Records the way a forward takes: the functions it calls, and the values Python reads. A traced file has one way."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ __all__ = ["Exit", "Forced", "ForcedError", "Guards", "TooLong", "Way"]
 
 _TRUTHS = {"__bool__", "__contains__", "allclose", "equal", "is_nonzero"}
 _TEXTS = {"__format__", "__reduce_ex__", "__repr__", "__str__"}
-_ARRAYS = {"__array__", "__dlpack__", "numpy", "data_ptr", "untyped_storage"}  # the last one of what is pickled
+_ARRAYS = {"__array__", "__dlpack__", "numpy", "data_ptr", "untyped_storage"}  # pickling calls untyped_storage
 _VALUES = {*_TRUTHS, *_TEXTS, *_ARRAYS, "__complex__", "__float__", "__index__", "__int__", "item", "tolist"}
-"""Functions that give Python the values of tensors."""
+"""Functions by which Python reads the values of tensors."""
 
 _SIZES = {"__get__", "__len__", "nelement", "numel", "size"}
-"""Functions that give Python sizes of tensors, where they are none of other attributes."""
+"""Functions by which Python reads sizes of tensors; ``__get__`` also reads other attributes."""
 
 _PARTS = {"__iter__", "chunk", "split", "unbind"}
-"""Functions that return so many tensors as a size says."""
+"""Functions whose number of results depends on a size."""
 
 _FACTORS = {"cholesky", "inverse", "linalg_cholesky", "linalg_inv", "linalg_solve"}
-"""Functions that raise an error of some values, which is as if they gave Python a truth: a model may catch it."""
+"""Functions that raise for some values. A model may catch the error, so this tells Python a truth value."""
 
 UNGUARDED = frozenset({*_TEXTS, *_ARRAYS, *_FACTORS})
-"""Of those, what ``torch.export`` lets pass: the others it guards, refuses, or has in its graph."""
+"""Those functions that ``torch.export`` does not notice; it guards, refuses, or traces the others."""
 
 _OF_SIZES = {"empty_like", "full_like", "new_empty", "new_full", "new_ones", "new_tensor", "new_zeros", "ones_like"}
 _OF_SIZES |= {"rand_like", "randint_like", "randn_like", "zeros_like"}
-"""Functions whose first argument gives no values."""
+"""Functions whose result does not depend on the values of their first argument."""
 
 _IN_PLACE = {"__setitem__", *(f"__i{op}__" for op in ("add", "sub", "mul", "truediv", "floordiv", "and", "or", "xor"))}
 _IN_PLACE |= {"__imod__", "__ipow__", "__ilshift__", "__irshift__"}
@@ -56,17 +56,17 @@ _INDEXING: dict[str, tuple[int, int]] = {
     "one_hot": (0, 1),
     "__getitem__": (1, 0),
 }
-"""By function: which argument has the indices, and which is indexed."""
+"""For each function, which argument has the indices, and which one is indexed."""
 
 
 @dataclass(frozen=True)
 class Exit:
-    """A value that a line of the user's code took out of a tensor which depends on the values of inputs.
+    """A value that a line of the user's code read from a tensor that depends on the values of inputs.
 
     Attributes:
-        line: path, number and function.
-        inputs: on which the value depends, by index.
-        name: of the function: ``__bool__``.
+        line: path, line number and function.
+        inputs: indices of the inputs on which the value depends.
+        name: name of the function that read it, such as ``__bool__``.
     """
 
     line: tuple[str, int, str]
@@ -76,12 +76,12 @@ class Exit:
 
 @dataclass(frozen=True)
 class Forced:
-    """Another value than a line of the user's code took.
+    """Replaces a value that a line of the user's code reads.
 
     Attributes:
-        line: path, number and function.
-        which: other value.
-        place: which of the values that the line takes, one after another; None for all.
+        line: path, line number and function.
+        which: number of the replacement.
+        place: which of the values that the line reads, in order; None for all.
     """
 
     line: tuple[str, int, str]
@@ -91,12 +91,12 @@ class Forced:
 
 @dataclass(frozen=True)
 class Guards:
-    """What of a forward the tracer itself has seen to.
+    """What the tracer itself guards in a forward.
 
     Attributes:
-        values: that Python takes of tensors.
-        sizes: that it takes of them.
-        assumed: what sizes have to be for that.
+        values: whether it guards the values that Python reads from tensors.
+        sizes: whether it guards the sizes that Python reads.
+        assumed: conditions on the sizes under which the trace holds.
     """
 
     values: bool
@@ -105,24 +105,24 @@ class Guards:
 
 
 class TooLong(Exception):
-    """A forward that calls more functions than it was to."""
+    """A forward called more functions than the limit allows."""
 
 
 class Way(TorchFunctionMode):
-    """Records the functions of torch that are called in here, the values that Python gets of tensors, and errors.
+    """Records the torch functions called in this context, the values that Python reads from tensors, and errors.
 
-    Two ways are one where values and functions are the same, or where Python did nothing with values that are others:
-    the same functions, of the same arguments or the results of the same steps (as where a value is only logged).
-    Sizes are left out: those that are dynamic or depend on values (``x[x > 0]``) may be another each time, and no way
-    for it; numbers that Python computes of these count as how they are computed, as far as tracers follow that.
+    Two ways are equal if values and functions are the same, or if values differ but Python does nothing with them (for
+    example only logs one): the same functions get the same arguments, or results of the same steps.
+    Sizes are not compared: dynamic ones, and those that depend on values (``x[x > 0]``), may differ within one way. A
+    number that Python computes from sizes is compared by its formula, as far as tracers follow that.
 
     Attributes:
-        exits: values of inputs that lines of the user's code took, the first of each line.
-        taken: what these lines took, one after another.
-        ranges: how many there are of what an input's integers index, by that input's index.
-        finds: how many were found by functions that return as many as values say.
-        counts: lines of the user's code that get the sizes of such results.
-        foreign: whether an op was called that is neither torch's nor ours, which may remember what it likes.
+        exits: values of inputs that lines of the user's code read, the first of each line.
+        taken: all values that these lines read, in order.
+        ranges: by index of an integer input, the size of the axis that it indexes.
+        finds: the number of elements found, for each call whose result's size depends on values.
+        counts: lines of the user's code that read the sizes of such results.
+        foreign: whether an op was called that is neither torch's nor ours; such an op may keep state.
     """
 
     def __init__(
@@ -136,12 +136,12 @@ class Way(TorchFunctionMode):
         sizes: Sizes | None = None,
         numbers: Sequence[float] = (),
     ) -> None:
-        """``held`` are parameters and buffers, in an order that is the same each time.
+        """``held`` are parameters and buffers, always in the same order.
 
-        With ``forced``, what a line takes out of tensors is another value: of number 0 on, each of :data:`OTHERS`,
-        then of ``numbers``, then random ones; a truth the other one. With ``count``, which of :attr:`finds`
-        or None for all, and a number, so many are found there. More than ``most`` calls raise :class:`TooLong`.
-        ``sizes`` is told of those that Python gets.
+        ``forced`` replaces what a line reads from tensors: a truth value is negated; a number becomes one of
+        :data:`OTHERS`, then of ``numbers``, then a random one. ``count`` is an index into :attr:`finds`, or None for
+        all, and the number of elements to find there. More than ``most`` calls raise :class:`TooLong`.
+        ``sizes`` records the sizes that Python reads.
         """
         super().__init__()
         self.exits: dict[tuple[str, int, str], Exit] = {}
@@ -153,17 +153,17 @@ class Way(TorchFunctionMode):
         self._forced, self._count, self._most, self._sizes, self._numbers = forced, count, most, sizes, numbers
         self._dynamic = sizes is not None
         self._random = torch.Generator().manual_seed(forced.which) if forced else None
-        self._kept: list[Tensor] = []  # of which Python has the address
-        self._found: dict[int, weakref.ref[Tensor]] = {}  # tensors as large as values say
+        self._kept: list[Tensor] = []  # alive, because Python holds their address
+        self._found: dict[int, weakref.ref[Tensor]] = {}  # tensors whose size depends on values
         self._origins: dict[int, tuple[weakref.ref[Tensor], Any]] = {}
-        self._inputs: dict[int, tuple[weakref.ref[Tensor], frozenset[int]]] = {}  # that a tensor's values depend on
+        self._inputs: dict[int, tuple[weakref.ref[Tensor], frozenset[int]]] = {}  # what a tensor's values depend on
         for index, tensor in enumerate(inputs):
             self._depend(tensor, frozenset({index}))
         for index, tensor in enumerate([*inputs, *held]):
             self._note(tensor, ("known", index))
         self._steps: list[tuple[str, str]] = []
-        self._flow: list[Any] = []  # each step with what it was given
-        self._lines: dict[int, tuple[str, int, str]] = {}  # in the user's code, of steps that saw something
+        self._flow: list[Any] = []  # each step with its arguments
+        self._lines: dict[int, tuple[str, int, str]] = {}  # the user's lines, by steps that read a value
 
     def __enter__(self) -> Way:
         self._outside = sys._getframe(1).f_code
@@ -223,7 +223,7 @@ class Way(TorchFunctionMode):
             self._flow.append(flow)
 
     def _measured(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
-        """A size, or sizes, that Python gets of a tensor, or so many parts as its size says."""
+        """A size, or sizes, that Python reads from a tensor; or parts whose number depends on a size."""
         assert self._sizes is not None
         x = args[0] if args else kwargs.get("self", kwargs.get("input"))
         if not isinstance(x, Tensor) or (name == "__get__" and not isinstance(result, torch.Size)):
@@ -253,12 +253,12 @@ class Way(TorchFunctionMode):
         return result
 
     def _origin(self, tensor: Tensor) -> Any:
-        """Where a tensor is from; None where that is unknown."""
+        """The origin of a tensor; None if it is unknown."""
         reference, origin = self._origins.get(id(tensor), (None, None))
         return origin if reference is not None and reference() is tensor else None
 
     def _find(self, result: Any) -> None:
-        """Notes a result that is as large as values say."""
+        """Notes a result whose size depends on values."""
         if self._sizes is None:
             self._sizes = Sizes({}, [])
             self._sizes.outside = self._outside
@@ -267,14 +267,14 @@ class Way(TorchFunctionMode):
         self.finds.append(first.shape[0] if first.dim() else 0)
 
     def _count_at(self, tensor: Tensor, depth: int = 3) -> None:
-        """Notes that a line of the user's gets sizes of what was found."""
+        """Notes that a line of the user's code reads the sizes of such a result."""
         frame = caller(sys._getframe(depth))
         line = None if is_own(frame.f_code.co_filename) else user_line(frame, self._outside)
         if line is not None:
             self.counts.setdefault(line, Exit(line, self._dependence(tensor), "size"))
 
     def _is_found(self, value: Any) -> bool:
-        """Whether it is as large as values say, or has a number that is."""
+        """Whether a size of ``value``, or a number in it, depends on values."""
         for tensor in _tensors(value):
             reference = self._found.get(id(tensor))
             if reference is not None and reference() is tensor:
@@ -282,9 +282,9 @@ class Way(TorchFunctionMode):
         return _has_found(value)
 
     def _exit(self, name: str, inputs: frozenset[int]) -> tuple[str, int, str] | None:
-        """Notes that a line of the user's takes a value, which it returns."""
+        """Notes that a line of the user's code reads a value; returns the line."""
         frame = caller(sys._getframe(2))
-        if is_own(frame.f_code.co_filename):  # what ops look at is theirs
+        if is_own(frame.f_code.co_filename):  # ops may read values themselves
             return None
         line = user_line(frame, self._outside)
         if line is not None:
@@ -299,7 +299,7 @@ class Way(TorchFunctionMode):
         return forced is not None and forced.line == line and forced.place in (None, len(self.taken.get(line, ())))
 
     def _another(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What a function that gives Python values would give of other ones."""
+        """The forced result of a function by which Python reads values."""
         assert self._forced is not None
         if name in _FACTORS:
             return _failed(func, args, kwargs)
@@ -325,7 +325,7 @@ class Way(TorchFunctionMode):
     def _follow(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, inputs: frozenset[int]
     ) -> None:
-        """Which tensors now depend on inputs: the results, and what was written to, with all that shares its memory."""
+        """Marks what now depends on ``inputs``: results, and tensors written to, with all that share their memory."""
         self._depend(result, inputs)
         target = kwargs.get("out")
         if target is None and args and (name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))):
@@ -360,21 +360,21 @@ class Way(TorchFunctionMode):
         return found
 
     def leaves(self, other: Way) -> bool:
-        """Whether this way, which may have ended early, is not the other's, up to there."""
+        """Whether this way, which may have ended early, differs from the other up to its end."""
         own, others = ([flow for flow in way._flow if flow[0] not in _TEXTS] for way in (self, other))
         return own != others[: len(own)]
 
     def same_flow(self, other: Way) -> bool:
-        """Whether forward took the same steps, with the same values of Python."""
+        """Whether forward took the same steps, with the same Python values."""
         return self._flow == other._flow
 
     def decides_like(self, other: Way) -> bool:
-        """Whether the same functions are called in both, with the same whole numbers, truths and texts: not so where
-        Python decides another way by values that rounding changes."""
+        """Whether both call the same functions with the same integers, truth values and texts. False if Python branches
+        differently on values that rounding changes."""
         return _decisions(self._flow) == _decisions(other._flow)
 
     def calls(self, names: Collection[str]) -> bool:
-        """Whether any function of these names was called."""
+        """Whether any function with one of these names was called."""
         return any(name.partition(".")[0] in names for name, _ in self._steps)
 
     @property
@@ -383,7 +383,7 @@ class Way(TorchFunctionMode):
         return len(self._steps)
 
     def end(self, results: Iterable[Tensor]) -> None:
-        """Takes what forward returned as the last step: a branch may be no more than which tensor that is."""
+        """Adds the results of forward as the last step: branches may differ only in which tensor they return."""
         self._flow.append(self._given(list(results)))
 
     def __eq__(self, other: object) -> bool:
@@ -393,11 +393,11 @@ class Way(TorchFunctionMode):
 
     @property
     def takes_values(self) -> bool:
-        """Whether a line of the user's code took values out of tensors, or caught an error that may come of them."""
+        """Whether a line of the user's code read values of tensors, or caught an error that may depend on them."""
         return bool(self._lines)
 
     def parting(self, other: Way) -> str:
-        """The user's line of the last value that was another there before the ways part; empty if they part by else."""
+        """The user's line of the last value that differed before the ways part; empty if no value differed."""
         line = ""
         for index, (step, others) in enumerate(zip(self._steps, other._steps, strict=False)):
             if step[0] != others[0] or (line and self._flow[index] != other._flow[index]):
@@ -414,7 +414,7 @@ class Way(TorchFunctionMode):
                 self._note(item, (*origin, index))
 
     def _given(self, value: Any) -> Any:
-        """Tensors by where they are from, or by what is in them where that is unknown; anything else by its value."""
+        """A tensor by its origin, or by its contents if that is unknown; anything else by its value."""
         if isinstance(value, Tensor):
             origin = self._origin(value)
             return _content(value) if origin is None else origin
@@ -429,14 +429,14 @@ class Way(TorchFunctionMode):
 
 
 class ForcedError(torch.linalg.LinAlgError):  # type: ignore[misc, name-defined]
-    """That a matrix has no inverse or factor, of one that has."""
+    """A forced error: that a matrix has no inverse or factor, although it has one."""
 
 
 def _failed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """An error of a function of ``_FACTORS`` that raises none; of one that does, a result of the shape it would have.
+    """Forces the other outcome of a function of ``_FACTORS``: an error if it succeeds, else a result of its shape.
 
     Raises:
-        ForcedError: where ``func`` returns.
+        ForcedError: if ``func`` returns.
     """
     try:
         func(*args, **kwargs)
@@ -449,11 +449,11 @@ _FLOATS = (0.0, 1.0, 1e9, -1e9, math.nan, math.inf, -math.inf)
 _INTEGERS = (0, 2, -1, 30, 100, -100, 1000, 1000000)
 
 OTHERS = 3 + len(_FLOATS)
-"""So many other values are tried of each number, the nearest first: what it is the size of should not become large."""
+"""Number of other values tried for each number, nearest first: if it is a size, it should not become large."""
 
 
 def _decisions(given: Any) -> Any:
-    """What a step was given, but for tensors and for numbers that need not be whole."""
+    """A step's arguments without tensors and floats."""
     if isinstance(given, (list, tuple)):
         return None if given[:1] == ("content",) else [_decisions(item) for item in given]
     return None if isinstance(given, str) and _FRACTION.fullmatch(given) else given
@@ -463,7 +463,7 @@ _FRACTION = re.compile(r"-?(\d+\.\d*(e[-+]?\d+)?|\d+e[-+]?\d+|nan|inf)")
 
 
 def _drawn(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Random values like those of a tensor: between the least and the largest, a little off, or of other scales."""
+    """Random values like those of a tensor: within its range, slightly off its values, or of other scales."""
     kind = int(torch.randint(3, (), generator=generator))
     exact = x.detach().double() if not x.is_complex() else x.detach().abs().double()
     low, high = (float(exact.min()), float(exact.max())) if x.numel() else (0.0, 0.0)
@@ -479,7 +479,7 @@ def _drawn(x: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _is_foreign(func: Any) -> bool:
-    """Whether it is ``torch.ops.name.op`` of another library."""
+    """Whether ``func`` is a ``torch.ops.name.op`` of another library."""
     if isinstance(func, torch._ops.OpOverloadPacket):
         name = func._qualified_op_name
     elif isinstance(func, torch._ops.OpOverload):
@@ -517,7 +517,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _written(value: Any) -> str:
-    """A number, list or array, whole, with NaN equal to itself."""
+    """A number, list or array as text, without abbreviation, so that NaN equals itself."""
     return str(value.tolist() if isinstance(value, (Tensor, np.ndarray, np.generic)) else value)
 
 
@@ -525,5 +525,5 @@ def _content(tensor: Tensor) -> Any:
     try:
         values = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
         return "content", str(tensor.dtype), tuple(tensor.shape), zlib.crc32(values.tobytes())
-    except Exception:  # noqa: BLE001 - sparse, quantized: like no other
+    except Exception:  # noqa: BLE001 - sparse or quantized: equal to no other tensor
         return object()

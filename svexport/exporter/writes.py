@@ -1,7 +1,7 @@
-"""Functions that write in place made ones that do not, in a graph of torch.export.
+"""Functionalizes a graph of torch.export: replaces functions that write in place by functions that do not.
 
-A write gives the tensor another value, and so what it is a view of and all other views of that: the value is put back
-into the whole, and a view is taken anew where it is read. torch's own way is to trace the whole program once more.
+A write changes the tensor, its base, and all other views of that base. So the new value is put back into the base, and
+a view is taken again where it is read. torch's own functionalization would trace the whole program once more.
 
 Source: Torch, *functionalization*, https://dev-discuss.pytorch.org/t/functionalization-in-pytorch/965.
 """
@@ -24,22 +24,22 @@ NOTHING = {
     _aten.detach_.default,
     _aten.lift_fresh.default,
 }
-"""Functions that return what they are given."""
+"""Functions that return their argument."""
 
 _NEW = {
     *(_aten.batch_norm.default, _aten.conv1d.default, _aten.conv2d.default, _aten.conv3d.default),
     *(_aten.conv_transpose2d.input, _aten.group_norm.default, _aten.layer_norm.default, _aten.linear.default),
     *(_aten.matmul.default, _aten.max_pool2d.default),
 }
-"""Functions that torch makes of others, of which the results are memory of their own."""
+"""Composite functions whose results have their own memory."""
 
 
 class SecondTrace(Exception):
-    """Something that needs a second trace of the whole program."""
+    """The program needs a second trace as a whole."""
 
 
 def writes(node: fx.Node) -> bool:
-    """Whether a node writes to what it is given."""
+    """Whether a node writes to its arguments."""
     return (
         isinstance(node.target, torch._ops.OpOverload)
         and node.target._schema.is_mutable
@@ -48,7 +48,7 @@ def writes(node: fx.Node) -> bool:
 
 
 def is_composite(target: torch._ops.OpOverload) -> bool:
-    """Whether torch makes a function of others by itself."""
+    """Whether torch decomposes a function by itself."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd")
 
 
@@ -56,23 +56,23 @@ def without_writes(graph: fx.Graph, held: Collection[str], fakes: Any) -> fx.Gra
     """A graph that computes the same and writes nothing in place.
 
     Args:
-        held: names of inputs that are the program's own: parameters, buffers and constants.
-        fakes: the mode of the values that nodes note.
+        held: names of the program's own inputs: parameters, buffers and constants.
+        fakes: the fake tensor mode of the nodes' values.
 
     Raises:
-        SecondTrace: where one of those is written to, or what is read may or may not have been.
+        SecondTrace: if one of ``held`` is written to, or a tensor is read that may share written memory.
     """
     return _Functional(graph, held, fakes).run()
 
 
 class _Memory:
-    """What a tensor and its views lie in."""
+    """The memory that a tensor and its views share."""
 
     def __init__(self, held: bool) -> None:
         self.held = held
-        self.version = 0  # how often it was written to
-        self.lost = False  # whether its numbers are no longer known
-        self.others = {self}  # which may be this one
+        self.version = 0  # number of writes
+        self.lost = False  # whether its values are no longer known
+        self.others = {self}  # memories that may be this one
 
     def join(self, other: _Memory) -> None:
         if other not in self.others:
@@ -86,8 +86,8 @@ class _Functional:
         self._graph, self._held, self._fakes = graph, held, fakes
         self._new = fx.Graph()
         self._memory: dict[fx.Node, _Memory] = {}
-        self._wholes: dict[fx.Node, fx.Node] = {}  # of views
-        self._values: dict[fx.Node, tuple[int, fx.Node]] = {}  # in the new graph, at a version of the memory
+        self._wholes: dict[fx.Node, fx.Node] = {}  # the base of each view
+        self._values: dict[fx.Node, tuple[int, fx.Node]] = {}  # node in the new graph, by version of the memory
 
     def run(self) -> fx.Graph:
         for node in self._graph.nodes:
@@ -113,7 +113,7 @@ class _Functional:
         self._now(node)
 
     def _now(self, node: fx.Node) -> fx.Node:
-        """What has the numbers that a tensor has here."""
+        """The node of the new graph that has the tensor's current values."""
         memory = self._memory[node]
         if memory.lost:
             raise SecondTrace
@@ -125,7 +125,7 @@ class _Functional:
         return value
 
     def _taken(self, node: fx.Node) -> fx.Node:
-        """A view of its whole, which lies in memory as it does no longer once it was put together of others."""
+        """The view taken again. After a write its base may have other strides, so ``view`` becomes ``reshape``."""
         copy = self._new.node_copy(node, self._now)
         if node.target is _aten.view.default and self._memory[node].version:
             copy.target = _aten.reshape.default
@@ -150,7 +150,7 @@ class _Functional:
         self._view(node, written[0])
 
     def _functional(self, node: fx.Node) -> fx.Node:
-        """A node that computes what another one writes to its first argument."""
+        """A node that computes what ``node`` writes to its first argument."""
         schema = node.target._schema  # type: ignore[union-attr]
         written = [argument.alias_info is not None and argument.alias_info.is_write for argument in schema.arguments]
         namespace, _, name = schema.name.partition("::")
@@ -167,7 +167,7 @@ class _Functional:
         return self._call(function, args, kwargs, node.meta | {"val": value})
 
     def _put_back(self, view: fx.Node, whole: fx.Node, part: fx.Node) -> fx.Node:
-        """What a tensor is when a view of it has other numbers."""
+        """The value of a base after one of its views has changed."""
         if view.target in NOTHING or writes(view):
             return part
         call = _PUT_BACK.get(view.target)  # type: ignore[arg-type]
@@ -183,7 +183,7 @@ class _Functional:
 
 
 def _overload(packet: Any, schema: Any) -> Any:
-    """What computes the same and writes nothing: of ``pow_.Scalar`` it is ``pow.Tensor_Scalar``; None if nothing."""
+    """The functional overload with the same result: ``pow.Tensor_Scalar`` for ``pow_.Scalar``; None if none exists."""
     name, wanted = schema.overload_name or "default", _arguments(schema)
     found = [] if packet is None else [getattr(packet, one) for one in packet.overloads()]
     same = [one for one in found if _arguments(one._schema) == wanted]
@@ -201,7 +201,7 @@ def _values(value: Any) -> Any:
 
 
 def _is_view(node: fx.Node) -> bool:
-    """Whether a node is a view of its first argument, the same whatever the strides of that are."""
+    """Whether a node is a view of its first argument whatever that one's strides."""
     target = node.target
     if target in _TURNED:
         return not node.kwargs
@@ -213,7 +213,7 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def _may_share(target: Any) -> bool:
-    """Whether a result may lie in the memory of an argument. What torch makes of other functions does not say."""
+    """Whether a result may share memory with an argument; schemas of composite functions do not tell."""
     if not isinstance(target, torch._ops.OpOverload):
         return True
     returns = target._schema.returns
@@ -235,7 +235,7 @@ _TURNED: dict[Any, Callable[..., Any]] = {
     **{one: lambda *axes, one=one: (one, axes) for one in (_aten.swapaxes.default, _aten.swapdims.default)},
     _aten.movedim.int: lambda source, destination: (_aten.movedim.int, (destination, source)),
 }
-"""Functions that torch makes of others, and which are views always: the call that turns the axes back."""
+"""Composite functions that are always views, with the call that turns the axes back."""
 
 
 def _turned_back(target: Any) -> Callable[..., Any]:
@@ -256,4 +256,4 @@ _PUT_BACK: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((_aten.squeeze.default, _aten.squeeze.dim, _aten.squeeze.dims), _reshaped),
     **dict.fromkeys((_aten.unsqueeze.default, _aten.view.default), _reshaped),
 }
-"""Of each view: the call that gives the whole with other numbers in its place."""
+"""For each view function, the call that puts new values back into the base."""

@@ -1,8 +1,8 @@
-"""Functions of ATen made of others that the exporters take, for both tracers alike: a file per family.
+"""ATen functions decomposed into others that the exporters support, for both tracers: one file per family.
 
-TorchScript traces them in place of functions that it does not know (``decompose``), torch.export where it decomposes.
-Every file here is found by itself, by its ``FUNCTIONS``. Those that TorchScript's exporter knows, and makes something
-else of than torch, are in ``OTHERWISE`` as well.
+TorchScript traces them in place of functions that it does not support (``decompose``); torch.export, in its
+decompositions. Every file here is found automatically, by its ``FUNCTIONS``. Functions that TorchScript's exporter
+supports, but computes differently from torch, are in ``OTHERWISE`` too.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ _FAMILIES = [import_module(f"{__name__}.{module.name}") for module in pkgutil.it
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     name: function for family in _FAMILIES for name, function in getattr(family, "FUNCTIONS", {}).items()
 }
-"""By the overload of ATen."""
+"""By ATen overload, such as ``aten::div.Tensor_mode``."""
 
 OTHERWISE = frozenset(name.partition(".")[0] for family in _FAMILIES for name in getattr(family, "OTHERWISE", ()))
-"""Functions that TorchScript's exporter knows, and makes something else of."""
+"""Functions that TorchScript's exporter supports, but computes differently from torch."""
 
 
 def overload_of(name: str) -> Any:
-    """``torch.ops.aten.div.Tensor_mode`` of ``aten::div.Tensor_mode``."""
+    """The overload of a name: ``torch.ops.aten.div.Tensor_mode`` for ``aten::div.Tensor_mode``."""
     function, _, form = name.removeprefix("aten::").partition(".")
     return getattr(getattr(torch.ops.aten, function), form or "default")
 
 
 def made_by_torch(name: str) -> Callable[..., Any]:
-    """What torch makes of ``aten::div.Tensor_mode``, in Python where its table has that, else in C++."""
+    """Torch's own decomposition of ``aten::div.Tensor_mode``: in Python if its table has one, else in C++."""
     overload = overload_of(name)
-    composed = torch._C.DispatchKey.CompositeImplicitAutograd  # overload.decompose() may be another in torch.export
+    composed = torch._C.DispatchKey.CompositeImplicitAutograd  # overload.decompose() may differ in torch.export
     return torch._decomp.decomposition_table.get(overload) or functools.partial(overload._op_dk, composed)
 
 
 def as_called(name: str) -> list[Callable[..., Any]]:
-    """What Python calls for ``"aten::median"``: functions and methods."""
+    """The functions and methods that Python calls for ``"aten::median"``."""
     function = name.removeprefix("aten::")
     return [getattr(place, function) for place in (torch, F, Tensor) if hasattr(place, function)]
 
@@ -55,4 +55,4 @@ IN_PLACE_OF = {
     if torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
     for called in as_called(name)
 }
-"""By what Python calls, which torch.export has to see before C++ makes it of others, some of which it cannot trace."""
+"""By Python callable. torch.export has to see these before C++ decomposes them into functions it may not trace."""

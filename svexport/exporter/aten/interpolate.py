@@ -1,9 +1,9 @@
-"""``F.interpolate`` where Resize has other sizes or other pixels than torch.
+"""``F.interpolate`` where ONNX's Resize gives other sizes or other pixels than torch.
 
-Sizes: torch multiplies by ``scale_factor`` in double and truncates, Resize in float32: 0.7 of 90 are 62 pixels and 63.
-Pixels: torch multiplies places by the ratio of old to new size, ONNX Runtime's Resize divides them by that of new to
-old. Rounded to float32, these differ for 3 of 100 pairs of sizes, 14 and 2 for one: where the nearest pixel is taken, a
-whole row or column is another one.
+Sizes: torch multiplies by ``scale_factor`` in float64 and truncates, Resize does so in float32: 90 * 0.7 gives 62
+pixels in torch and 63 in Resize. Pixels: torch multiplies coordinates by old / new size, ONNX Runtime's Resize divides
+them by new / old size. Rounded to float32, these differ for 3 of 100 pairs of sizes, for example 14 and 2: with nearest
+pixels, a whole row or column differs.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from svexport.tracing.swapped import untraced
 __all__ = ["interpolate", "is_resized_alike", "nearest_exact"]
 
 _SIZES = np.arange(1, 1 << 15)
-"""That a dynamic size may have."""
+"""Values of a dynamic size that are checked."""
 
 _FEW = 128
-"""Rows and columns of an image up to which torch takes another kernel on a CPU."""
+"""Largest sum of rows and columns for which torch uses another kernel on a CPU."""
 
 
 class _Axis(NamedTuple):
-    """A dimension that is resized.
+    """One resized dimension.
 
     Attributes:
-        old, new: sizes; symbols where they are dynamic.
-        scale: the factor by which torch places pixels; None where that is the ratio of sizes.
+        old, new: sizes before and after; symbols if they are dynamic.
+        scale: the factor by which torch places pixels; None if that is the ratio of the sizes.
     """
 
     old: Any
@@ -61,7 +61,7 @@ def interpolate(
     recompute_scale_factor: bool | None = None,
     antialias: bool = False,
 ) -> Tensor:
-    """``F.interpolate``, traced as what is the same of it wherever Resize is not."""
+    """``F.interpolate``, traced as equivalent functions wherever Resize would differ from torch."""
     if any(isinstance(factor, torch.SymFloat) for factor in leaves_of(scale_factor)):
         raise ExportError("F.interpolate by a factor that is made of dynamic sizes: say the size, size=(height, width)")
     output = F.interpolate(input, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
@@ -72,7 +72,7 @@ def interpolate(
     new: Sequence[Any] = output.shape[2:]
     if scale_factor is not None:
         given = [float(f) for f in (scale_factor if isinstance(scale_factor, (tuple, list)) else [scale_factor] * rank)]
-        # The size of a tensor is read from what a file has computed; this is computed from the input's.
+        # Compute the sizes from the input's: ``output.shape`` would be read from what the file has computed.
         new = [n if isinstance(n, int) else torch.sym_int(o * f) for n, o, f in zip(new, old, given, strict=True)]
         if not recompute_scale_factor and mode != "area" and not align_corners:
             factors = [*given]
@@ -92,7 +92,7 @@ def interpolate(
 
 
 def _scaled(input: Tensor, output: Tensor, axes: Sequence[_Axis], mode: str) -> Tensor:
-    """By factors; where Resize returns something else, as sums of pixels that are gathered, an axis after the other."""
+    """Resizes by factors. Where Resize would differ, sums gathered pixels, one axis after the other."""
     if all(axis.is_kept or _is_scaled_alike(axis, mode) for axis in axes):
         return output
     values = input.to(torch.promote_types(input.dtype, torch.float32))
@@ -103,22 +103,22 @@ def _scaled(input: Tensor, output: Tensor, axes: Sequence[_Axis], mode: str) -> 
 
 
 def _is_scaled_alike(axis: _Axis, mode: str) -> bool:
-    """Whether Resize makes as many pixels, at the same places."""
+    """Whether Resize makes as many pixels as torch, at the same coordinates."""
     return is_resized_alike(axis.scale, mode, np.array([axis.old]) if axis.is_static else _SIZES)
 
 
 def is_resized_alike(scale: Any, mode: str, sizes: npt.NDArray[Any] = _SIZES) -> bool:
-    """Whether Resize by a factor makes as many pixels as torch of every size, at the same places.
+    """Whether Resize by a factor makes as many pixels as torch for every size, at the same coordinates.
 
     Args:
-        mode: as ONNX or torch has it; of an empty one only the numbers of pixels are compared.
+        mode: ONNX's or torch's name; if it is empty, only the numbers of pixels are compared.
     """
     new, larger = np.trunc(sizes * float(scale)), sizes > 1
     if not np.array_equal(_resized(sizes, scale), new):
         return False
     if not mode:
         return True
-    copied = new == sizes  # by ONNX Runtime as soon as all dimensions are, by torch unless bicubic
+    copied = new == sizes  # ONNX Runtime copies if all sizes are kept, torch unless bicubic
     if mode != "nearest":
         return not (copied & larger).any()
     pixel = sizes.astype(np.float32)
@@ -128,18 +128,18 @@ def is_resized_alike(scale: Any, mode: str, sizes: npt.NDArray[Any] = _SIZES) ->
 
 
 def _resized(sizes: Any, scale: Any) -> Any:
-    """How many pixels Resize makes of a dimension."""
+    """The number of pixels that Resize makes of a dimension."""
     return np.floor(np.asarray(sizes, np.float32) * np.float32(scale))
 
 
 def _sum_of_pixels(values: Tensor, dim: int, axis: _Axis, mode: str) -> Tensor:
-    """Two or four pixels around a place, weighed. Source: ``area_pixel_compute_source_index`` of ATen, and of its
-    kernels for a CPU ``compute_source_index_and_lambda`` and ``get_cubic_upsample_coefficients``."""
+    """Weighted sum of the two or four pixels around a coordinate. Source: ATen's ``area_pixel_compute_source_index``,
+    and ``compute_source_index_and_lambda`` and ``get_cubic_upsample_coefficients`` of its CPU kernels."""
     before, after = (torch.full((), n, dtype=torch.float32, device=values.device) for n in (axis.old, axis.new))
     pixel = torch.arange(axis.new, device=values.device).to(torch.float32)
     place = (pixel + 0.5) * float(np.float32(1 / axis.scale)) - 0.5  # type: ignore[operator]
     if mode != "bicubic":
-        place = torch.where(after == before, pixel, place.clamp(min=0))  # as many pixels are copied
+        place = torch.where(after == before, pixel, place.clamp(min=0))  # unchanged sizes are copied
     low = place.floor()
     t = (place - low).to(values.dtype)
     weights: Sequence[tuple[int, Any]] = ((0, 1 - t), (1, t))
@@ -158,7 +158,7 @@ def _sum_of_pixels(values: Tensor, dim: int, axis: _Axis, mode: str) -> Tensor:
 
 
 def _nearest(input: Tensor, output: Tensor, axes: Sequence[_Axis], mode: str) -> Tensor:
-    """By pixels that are gathered, where Resize may take others."""
+    """Resizes to nearest pixels; gathers them wherever Resize may take others than torch."""
     if mode == "nearest-exact" and all(multiples := [_multiple(axis) for axis in axes]):
         return F.interpolate(input, scale_factor=[float(n) for n in multiples])
     if all(axis.is_kept or _is_resized_alike(axis, axes, input, mode) for axis in axes):
@@ -170,7 +170,7 @@ def _nearest(input: Tensor, output: Tensor, axes: Sequence[_Axis], mode: str) ->
 
 
 def nearest_exact(input: Tensor, output_size: Sequence[int] | None, *scales: Any) -> Tensor:
-    """``aten::_upsample_nearest_exact``, of the sizes of a trace by TorchScript."""
+    """``aten::_upsample_nearest_exact`` for the static sizes of a TorchScript trace."""
     with untraced():
         old = input.shape[2:]
         given = scales[0] if len(scales) == 1 and not isinstance(scales[0], float) else scales
@@ -181,15 +181,15 @@ def nearest_exact(input: Tensor, output_size: Sequence[int] | None, *scales: Any
 
 
 def _multiple(axis: _Axis) -> int:
-    """How many times as many pixels as there were; 0 where that is no whole number, the same for all sizes."""
+    """The ratio of new to old pixels; 0 if it is not one integer for all sizes."""
     if axis.scale is not None:
         return int(axis.scale) if float(axis.scale).is_integer() else 0
     return axis.new // axis.old if axis.is_static and axis.new % axis.old == 0 else int(axis.is_kept)
 
 
 def _is_resized_alike(axis: _Axis, axes: Sequence[_Axis], like: Tensor, mode: str) -> bool:
-    """Whether Resize takes the pixels that torch does."""
-    if mode == "nearest-exact":  # whose places Resize rounds
+    """Whether Resize takes the same pixels as torch."""
+    if mode == "nearest-exact":  # Resize rounds its coordinates
         return False
     if not axis.is_static and axis.scale is None:
         return is_known(axis.new % axis.old == 0)
@@ -203,7 +203,7 @@ def _is_resized_alike(axis: _Axis, axes: Sequence[_Axis], like: Tensor, mode: st
 
 
 def _known_places(axis: _Axis, axes: Sequence[_Axis], like: Tensor, mode: str) -> npt.NDArray[np.float32]:
-    """As of :func:`_places`, of a static size."""
+    """:func:`_places` of a static size."""
     pixel = np.arange(axis.new, dtype=np.float32)
     if axis.new in (axis.old, 2 * axis.old) and mode == "nearest" and _is_whole(axes, like) is True:
         return np.floor(pixel * np.float32(axis.old / axis.new))
@@ -213,7 +213,7 @@ def _known_places(axis: _Axis, axes: Sequence[_Axis], like: Tensor, mode: str) -
 
 
 def _places(axis: _Axis, axes: Sequence[_Axis], like: Tensor, mode: str) -> Tensor:
-    """Of the pixels to gather along an axis, ``(new,)``. Source: ``nearest_neighbor_compute_source_index`` of ATen."""
+    """Indices ``(new,)`` of pixels to gather on an axis. Source: ``nearest_neighbor_compute_source_index`` of ATen."""
     if axis.is_static and isinstance(_is_whole(axes, like), bool):
         return torch.tensor(_known_places(axis, axes, like, mode).astype(np.int64).tolist(), device=like.device)
     before, after = (torch.full((), n, dtype=torch.float32, device=like.device) for n in (axis.old, axis.new))
@@ -227,8 +227,8 @@ def _places(axis: _Axis, axes: Sequence[_Axis], like: Tensor, mode: str) -> Tens
 
 
 def _is_whole(axes: Sequence[_Axis], like: Tensor) -> Any:
-    """Whether torch takes as many pixels as there are, or twice as many, for that, whatever the factor is; a tensor
-    where sizes decide. Source: ``nearest_idx`` and ``_use_vectorized_kernel_cond_2d`` of ATen/native/cpu."""
+    """Whether torch ignores the factor when the size is kept or doubled; a tensor if dynamic sizes decide.
+    Source: ``nearest_idx`` and ``_use_vectorized_kernel_cond_2d`` of ATen/native/cpu."""
     if like.device.type != "cpu" or len(axes) == 1:
         return False
     memory_format = torch.channels_last if len(axes) == 2 else torch.channels_last_3d
@@ -244,7 +244,7 @@ def _is_whole(axes: Sequence[_Axis], like: Tensor) -> Any:
 
 
 def _area(input: Tensor, axes: Sequence[_Axis]) -> Tensor:
-    """Means of windows, of dynamic sizes: a product with a matrix for each axis."""
+    """Means of windows of dynamic sizes: one matrix product per axis."""
     for dim, axis in enumerate(axes, start=2):
         if not axis.is_kept:
             input = (input.transpose(dim, -1) @ means(axis.old, axis.new, input)).transpose(dim, -1)

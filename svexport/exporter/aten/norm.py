@@ -1,4 +1,4 @@
-"""Normalization that tells its statistics."""
+"""Normalization that also returns its statistics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["FUNCTIONS", "OTHERWISE"]
 def _layer_norm(
     x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """In float32 at least. On a CPU the statistics have the type of the input, if the parameters have it, too."""
+    """Computes in float32 or wider. On a CPU the statistics have the input's dtype if the parameters have it too."""
     axes = list(range(-len(normalized_shape), 0))
     precise = x.to(torch.promote_types(x.dtype, torch.float32))
     mean = precise.mean(axes, keepdim=True)

@@ -1,4 +1,4 @@
-"""``F.pad`` of a mode that ONNX's Pad has from opset 19 on only."""
+"""``F.pad`` with ``mode="circular"``, which ONNX's Pad has only from opset 19."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["pad"]
 
 
 def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
-    """``F.pad``; of ``mode="circular"`` in slices, for the exporter writes ``mode="wrap"`` at any opset, which no
-    version of TensorRT reads.
+    """``F.pad``, with ``mode="circular"`` as slices: the exporter writes ``mode="wrap"`` at any opset, which no version
+    of TensorRT reads.
 
-    As torch does, the last dimension first: negative pads crop, and what is left is repeated on either side.
+    As in torch, the last dimension comes first: negative pads crop, and the rest is repeated on either side.
     """
     if mode != "circular" or len(pad) % 2 or len(pad) > 2 * (input.dim() - 1):
         return F.pad(input, pad, mode, value)
-    F.pad(input, pad, mode, value)  # refuses what it does not take, and is dropped
+    F.pad(input, pad, mode, value)  # called only for its checks of the arguments
     for index in range(len(pad) // 2):
         before, after = pad[2 * index : 2 * index + 2]
         dim = input.dim() - 1 - index

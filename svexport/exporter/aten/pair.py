@@ -1,4 +1,4 @@
-"""Functions of pairs of numbers: copysign, fmax, fmin, heaviside, hypot, isin, nextafter."""
+"""Binary functions: copysign, fmax, fmin, heaviside, hypot, isin, nextafter."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _numbers(x: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _extreme(of_masks: Callable[..., Tensor], comes_first: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The larger or smaller of two numbers; of a number and NaN the number."""
+    """The larger or smaller of two numbers; if one is NaN, the other."""
 
     def extreme(input: Tensor, other: Tensor) -> Tensor:
         x, y = _numbers(input, other)
@@ -33,9 +33,9 @@ def _extreme(of_masks: Callable[..., Tensor], comes_first: Callable[..., Tensor]
 
 
 def _copy_sign(input: Tensor, other: Any) -> Tensor:
-    """-0 is negative; NaN counts as positive, for ONNX has nothing that tells its sign.
+    """-0 is negative. NaN counts as positive, because ONNX has no operator that tells its sign.
 
-    By a product: of zeros ONNX Runtime's Where loses the sign.
+    The sign is multiplied, because ONNX Runtime's Where loses the sign of zeros.
     """
     dtype = torch.result_type(input, other)
     size = input.to(dtype if dtype.is_floating_point else torch.get_default_dtype()).abs()
@@ -45,23 +45,23 @@ def _copy_sign(input: Tensor, other: Any) -> Tensor:
 
 
 def _heaviside(input: Tensor, values: Tensor) -> Tensor:
-    """1 of positive numbers, a given value of 0; 0 of NaN."""
-    if input.dtype == torch.bool:  # of which ONNX Runtime has no Where
+    """1 for positive numbers, ``values`` for 0, and 0 for negative numbers and NaN."""
+    if input.dtype == torch.bool:  # ONNX Runtime has no Where for bool
         return input | values
     return torch.where(input == 0, values, (input > 0).to(input.dtype))
 
 
 def _next_after(input: Tensor, other: Tensor) -> Tensor:
-    """From three fifths of the distance between neighbours, in double precision, rounded to the next number.
+    """Adds three fifths of the distance to the next number in float64, and rounds to the input's dtype.
 
     Raises:
-        ExportError: of float64, than which ONNX has nothing more precise.
+        ExportError: for float64, because ONNX has no wider dtype.
     """
     x, goal = _numbers(input, other)
     if x.dtype == torch.float64:
         raise ExportError("torch.nextafter of float64 has no exact form in ONNX; compute it in float32")
     info = torch.finfo(x.dtype)
-    beyond = info.max / (1 - info.eps / 2)  # what would follow the largest number, in place of infinity
+    beyond = info.max / (1 - info.eps / 2)  # the number that would follow the largest one stands for infinity
     start = torch.where(x.isinf(), x.sign().double() * beyond, x.double())
     step = torch.clamp_min(start.abs() * (0.6 * info.eps), 0.75 * info.smallest_normal * info.eps)
     step = torch.where(goal.double() < start, -step, step)
@@ -69,7 +69,7 @@ def _next_after(input: Tensor, other: Tensor) -> Tensor:
 
 
 def _hypot(input: Tensor, other: Tensor) -> Tensor:
-    """The root of the sum of squares, which may be larger than any number; infinite if one is, beside NaN too."""
+    """sqrt(x² + y²) without overflow of the squares; infinite if either input is, even if the other is NaN."""
     x, y = (t.abs() for t in _numbers(input, other))
     large, small = torch.maximum(x, y), torch.minimum(x, y)
     ratio = small / torch.where(large == 0, 1, large)
@@ -77,7 +77,7 @@ def _hypot(input: Tensor, other: Tensor) -> Tensor:
 
 
 def _isin(elements: Any, test_elements: Any, *, assume_unique: bool = False, invert: bool = False) -> Tensor:
-    """Whether each is equal to any of the others; either may be a number."""
+    """Whether each of ``elements`` equals any of ``test_elements``; either may be a number."""
     if isinstance(elements, Tensor) and isinstance(test_elements, Tensor):
         found = (elements.unsqueeze(-1) == test_elements.reshape(-1)).any(-1)
     else:
@@ -96,4 +96,4 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{f"aten::isin.{kind}": _isin for kind in ("Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor")},
     "aten::nextafter": _next_after,
 }
-"""By the overload of ATen."""
+"""By ATen overload."""

@@ -1,4 +1,4 @@
-"""What lies at places, and what is put there. Of places that a mask chooses, those beyond the ends are the ends."""
+"""Reads and writes at indices. Masked indices beyond the ends are clamped to the ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["END", "FUNCTIONS", "OTHERWISE", "depends_on_size", "fill_diagonal", 
 
 
 def _inside(x: Tensor, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Places counted from the front."""
+    """Indices counted from the front, clamped to the axis."""
     counted: list[Tensor | None] = []
     for axis, index in enumerate(indices):
         if index is not None:
@@ -26,7 +26,7 @@ def _inside(x: Tensor, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
 
 def _masked_index(x: Tensor, mask: Tensor, indices: Sequence[Tensor | None], fill: Any) -> Tensor:
     found = torch.ops.aten.index(x, _inside(x, indices))
-    if x.dtype == torch.bool:  # of which ONNX Runtime has no Where
+    if x.dtype == torch.bool:  # ONNX Runtime has no Where for bool
         return (mask & found) | ~mask if fill else mask & found
     return torch.where(mask, found, torch.full_like(found, fill))
 
@@ -39,18 +39,18 @@ def _masked_index_put_accumulate(x: Tensor, mask: Tensor, indices: Sequence[Tens
 
 
 MOST_OF_A_SIZE = 60
-"""Characters of how a size is computed: a sum of the sizes of parts grows with each assignment, and torch with it."""
+"""Longest formula of a size, in characters: each assignment adds its parts' sizes to it, which slows torch down."""
 
 END = 2**63 - 1
 
 
 def depends_on_size(start: int, end: int) -> bool:
-    """Whether it is the size that says which of two places is the first, one counted from the end."""
+    """Whether the order of ``start`` and ``end`` depends on the size, because one of them counts from the end."""
     return (start < 0) != (end < 0) and start != 0 and end != END
 
 
 def _slice_assigned(x: Tensor, values: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> Any:
-    """``x[:, 1:3] = values``, put together of parts: the exporters scatter, with an index for each element."""
+    """``x[:, 1:3] = values`` as a concatenation of parts: the exporters scatter, with an index for each element."""
     size = x.shape[dim]
     start, end = 0 if start is None else start, END if end is None else end
     if step != 1 or not isinstance(start, int) or not isinstance(end, int):
@@ -69,18 +69,18 @@ def _slice_assigned(x: Tensor, values: Tensor, dim: int = 0, start: Any = None, 
 
 
 def _index_assigned(x: Tensor, values: Tensor, dim: int, index: Any) -> Any:
-    """As of a slice, of one place."""
+    """:func:`_slice_assigned` for one index."""
     if not isinstance(index, int):
         return NotImplemented
     return _slice_assigned(x, values.unsqueeze(dim), dim, index, index + 1 or None)
 
 
 def _nonzero_static(input: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
-    """``(size, rank)``: the places of the first numbers other than 0, and rows of ``fill_value`` if there are fewer."""
+    """``(size, rank)``: indices of the first nonzero elements; rows of ``fill_value`` fill up if there are fewer."""
     if not input.dim():
         return input.new_zeros((size, 0), dtype=torch.int64)
     found = input if input.dtype == torch.bool else input != 0
-    found = torch.nn.functional.pad(found.flatten().to(torch.int64), (0, size)) != 0  # so many at least
+    found = torch.nn.functional.pad(found.flatten().to(torch.int64), (0, size)) != 0  # topk needs ``size`` elements
     none = torch.iinfo(torch.int64).max
     order = torch.arange(found.size(0), device=input.device)
     chosen = torch.topk(torch.where(found, order, none), size, largest=False, sorted=True).values
@@ -89,17 +89,17 @@ def _nonzero_static(input: Tensor, *, size: int, fill_value: int = -1) -> Tensor
 
 
 def unravel_index(indices: Tensor, shape: Any) -> tuple[Tensor, ...]:
-    """``torch.unravel_index``, which takes no dynamic sizes."""
+    """``torch.unravel_index``; torch's own takes no dynamic sizes."""
     places: list[Tensor] = []
     for size in reversed(tuple(shape) if isinstance(shape, Iterable) else (shape,)):
-        extent = torch.full_like(indices, size).clamp(min=1)  # of nothing there is no remainder
+        extent = torch.full_like(indices, size).clamp(min=1)  # avoid a remainder by 0
         places.append(indices % extent)
         indices = torch.floor_divide(indices, extent)
     return tuple(reversed(places))
 
 
 def fill_diagonal(x: Tensor, value: float, wrap: bool = False) -> Tensor:
-    """A number where all indices are equal; of a tall matrix and ``wrap``, below again, a row left out each time."""
+    """Writes ``value`` where all indices are equal. With ``wrap``, a tall matrix's diagonal restarts after a row."""
     places = [
         torch.arange(size, device=x.device).reshape([-1 if i == axis else 1 for i in range(x.dim())])
         for axis, size in enumerate(x.shape)
@@ -107,7 +107,7 @@ def fill_diagonal(x: Tensor, value: float, wrap: bool = False) -> Tensor:
     if wrap and x.dim() == 2:
         places[0] = places[0] % (x.shape[1] + 1)
     same = torch.stack(torch.broadcast_tensors(*places)) == places[-1]
-    if x.dtype == torch.bool:  # of which ONNX Runtime has no Where
+    if x.dtype == torch.bool:  # ONNX Runtime has no Where for bool
         return x | same.all(0) if value else x & ~same.all(0)
     return torch.where(same.all(0), torch.full_like(x, value), x)
 

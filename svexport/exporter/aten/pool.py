@@ -1,4 +1,4 @@
-"""Pools to a given number of windows, which may overlap or differ in size."""
+"""Adaptive pools, whose windows may overlap or differ in size, and pools that an exporter gets wrong."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["AS_CALLED", "FUNCTIONS", "is_known", "means"]
 
 
 def _ends(size: int, windows: int) -> list[tuple[int, int]]:
-    """First place of each window, and the one behind its last."""
+    """Start (inclusive) and end (exclusive) of each window."""
     return [(i * size // windows, -(-(i + 1) * size // windows)) for i in range(windows)]
 
 
@@ -27,13 +27,13 @@ def _longest(size: int, windows: int) -> int:
 
 
 def _bounds(size: int, windows: int) -> tuple[Tensor, Tensor]:
-    """As of :func:`_ends`, computed where a tensor of numbers would be a constant of the trace."""
+    """:func:`_ends` as two tensors, computed: a tensor made of numbers would be a constant of the trace."""
     window = torch.arange(windows)
     return window * size // windows, -(-(window + 1) * size // windows)
 
 
 def _alike(size: int, windows: int) -> tuple[int, int] | None:
-    """Length and distance of windows that are alike."""
+    """Length and stride of the windows if all are alike, else None."""
     ends = _ends(size, windows)
     lengths = {end - start for start, end in ends}
     steps = {b - a for (a, _), (b, _) in pairwise(ends)} or {size}
@@ -43,7 +43,7 @@ def _alike(size: int, windows: int) -> tuple[int, int] | None:
 def _windows(
     input: Tensor, output_size: Sequence[int]
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int] | None]] | None:
-    """Size and number of windows of each axis, and :func:`_alike` of these; None where some are dynamic."""
+    """Size and number of windows for each axis, and their :func:`_alike`; None if some are dynamic."""
     sizes = (*input.shape[-len(output_size) :], *output_size)
     if not all(isinstance(size, int) and size for size in sizes):
         return None
@@ -52,7 +52,7 @@ def _windows(
 
 
 def _average(input: Tensor, output_size: Sequence[int]) -> Tensor:
-    """A pool where windows are alike; else one matrix product per dimension."""
+    """A plain average pool if all windows are alike, else one matrix product per dimension."""
     axes = len(output_size)
     with untraced():
         windows_of_axes = _windows(input, output_size)
@@ -84,15 +84,15 @@ def _average(input: Tensor, output_size: Sequence[int]) -> Tensor:
 
 
 def _is_dynamic(input: Tensor, output_size: Sequence[Any]) -> bool:
-    """Whether torch.export traces with sizes that are symbols."""
+    """Whether some sizes are symbols of torch.export."""
     return any(isinstance(n, torch.SymInt) for n in (*input.shape[-len(output_size) :], *output_size))
 
 
 def is_known(condition: Any) -> bool:
-    """Whether a condition holds for all sizes."""
+    """Whether a condition is known to hold for all sizes."""
     if isinstance(condition, bool):
         return condition
-    from torch.fx.experimental.symbolic_shapes import statically_known_true  # with sympy: not for static sizes
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # imports sympy
 
     return statically_known_true(condition)
 
@@ -102,7 +102,7 @@ def _is_one(windows: Any) -> bool:
 
 
 def _inside(size: Any, windows: Any, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Which pixels are in which window, ``(size, windows)``, and how many; of sizes that may be dynamic."""
+    """Mask ``(size, windows)`` of the pixels in each window, and their number ``(windows,)``; sizes may be dynamic."""
     pixel, window = (torch.arange(n, device=like.device) for n in (size, windows))
     length, count = (torch.full((), n, dtype=torch.int64, device=like.device) for n in (size, windows))
     count = count.clamp(min=1)
@@ -111,16 +111,16 @@ def _inside(size: Any, windows: Any, like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def means(size: Any, windows: Any, like: Tensor) -> Tensor:
-    """(size, windows), of the type of ``like``: each column averages the pixels of one window. Sizes may be dynamic."""
+    """``(size, windows)``, dtype of ``like``: a column averages the pixels of one window. Sizes may be dynamic."""
     inside, count = _inside(size, windows, like)
-    precise = torch.promote_types(like.dtype, torch.float32)  # half types do not tell 257 from 256 pixels
+    precise = torch.promote_types(like.dtype, torch.float32)  # bfloat16 cannot represent 257
     shares = inside.to(precise) / count.to(precise)
     return shares if precise == like.dtype else shares.to(like.dtype)
 
 
 def _largest_of_dynamic(input: Tensor, output_size: Sequence[Any]) -> tuple[Tensor, Tensor]:
-    """Among all pixels of an axis with those outside of a window made least: the last axis first, whose first pixel of
-    the largest is the first one in its row."""
+    """Maximum over each axis, with pixels outside of a window masked to the least value. The last axis comes first, so
+    that among equal pixels the index is the first one in row-major order."""
     axes = len(output_size)
     least = -math.inf if input.is_floating_point() else torch.iinfo(input.dtype).min
     values, places, stride = input, None, 1
@@ -139,7 +139,7 @@ def _largest_of_dynamic(input: Tensor, output_size: Sequence[Any]) -> tuple[Tens
 
 
 def _largest(input: Tensor, output_size: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """A pool; of windows that are not alike, side by side, where the last pixel of each is repeated."""
+    """A plain max pool. Windows that are not alike are laid side by side and padded by repeating their last pixel."""
     axes = len(output_size)
     with untraced():
         windows_of_axes = _windows(input, output_size)
@@ -169,13 +169,13 @@ def _largest(input: Tensor, output_size: Sequence[int]) -> tuple[Tensor, Tensor]
 
 
 def _side_by_side(size: int, windows: int) -> Tensor:
-    """The places of all windows, one after the other, each as long as the longest: the last is repeated."""
+    """Indices of all windows, one after the other, each padded to the longest by repeating its last index."""
     start, end = _bounds(size, windows)
     return torch.minimum(start[:, None] + torch.arange(_longest(size, windows)), end[:, None] - 1).flatten()
 
 
 def _with_divisor(axes: int) -> Callable[..., Any]:
-    """The exporters' own forget the divisor."""
+    """Average pool with ``divisor_override``, which the exporters' own ignore."""
     pool = getattr(torch.ops.aten, f"avg_pool{axes}d")
 
     def function(
@@ -211,7 +211,7 @@ def _largest_of_a_row(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Any:
-    """torch's own for CPUs is one function, which takes a size that is a symbol for a number."""
+    """``max_pool1d`` of a dynamic size: torch's own for CPUs is one function that specializes the size."""
     if return_indices or not _is_dynamic(input, (1,)):
         return NotImplemented
     return torch.max_pool1d_with_indices(input, kernel_size, stride or kernel_size, padding, dilation, ceil_mode)[0]
@@ -222,7 +222,7 @@ AS_CALLED: dict[Callable[..., Any], Callable[..., Any]] = {
     F.avg_pool3d: _with_divisor(3),
     **dict.fromkeys((F.max_pool1d, torch.max_pool1d), _largest_of_a_row),
 }
-"""By what Python calls."""
+"""By Python callable."""
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{f"aten::_adaptive_avg_pool{axes}d": _average for axes in (2, 3)},

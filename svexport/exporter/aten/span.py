@@ -1,4 +1,4 @@
-"""Numbers at equal distances between two."""
+"""``torch.linspace`` and ``torch.logspace`` between tensors or dynamic sizes."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ __all__ = ["FUNCTIONS", "OTHERWISE", "between", "linspace"]
 
 
 def between(start: Any, end: Any, steps: Any, dtype: torch.dtype, device: Any) -> Tensor:
-    """``(steps,)`` of a floating-point type, from both ends to the middle, as torch computes it."""
+    """``(steps,)`` in a floating-point dtype, computed from both ends towards the middle, as torch does."""
     place = torch.arange(steps, dtype=dtype, device=device)
     first, last = (_as(place, value) for value in (start, end))
     if isinstance(steps, int) and not isinstance(steps, Tensor):
         if steps <= 1:
             return first.reshape(1)[:steps].clone()
         half, step = steps // 2, (last - first) / (steps - 1)
-    else:  # one more from the start, so that a single number is that
+    else:  # round up, so that a single number is the start
         half, step = (steps + 1) // 2, (last - first) / _as(place, steps - 1).clamp(min=1)
     return torch.where(place < half, first + place * step, last - (steps - 1 - place) * step)
 
 
 def _as(place: Tensor, value: Any) -> Tensor:
-    """A number or a tensor as a tensor of the type of ``place``."""
+    """A number or a tensor as a tensor with the dtype of ``place``."""
     return value.to(place) if isinstance(value, Tensor) else place.new_full((), value)
 
 
 def linspace(
     start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = None, device: Any = None, **options: Any
 ) -> Any:
-    """``torch.linspace``; the exporters' own are for constant numbers, or compute with doubles."""
+    """``torch.linspace``: the exporters' own take only constant numbers, or compute in float64."""
     if not any(isinstance(value, (Tensor, torch.SymInt, torch.SymFloat)) for value in (start, end, steps)):
         with untraced():
             return torch.linspace(start, end, steps, dtype=dtype, device=device, **options)
@@ -54,7 +54,7 @@ def _logspace(
     device: Any = None,
     **_: Any,
 ) -> Any:
-    """In double precision, for a power is large in what its exponent is small in."""
+    """Computes in float64, because a power magnifies the rounding error of its exponent."""
     dtype, device = _as_given(start, end, steps, dtype, device, "logspace")
     exponent = between(start, end, steps, torch.float64, device)
     return torch.pow(torch.full_like(exponent, base), exponent).to(dtype)
@@ -63,11 +63,11 @@ def _logspace(
 def _as_given(
     start: Any, end: Any, steps: int, dtype: torch.dtype | None, device: Any, name: str
 ) -> tuple[torch.dtype, Any]:
-    """The type and the device of the result.
+    """The dtype and the device of the result.
 
     Raises:
-        ExportError: of integers, which torch cuts off after fused multiplications, and so not as ONNX does; dynamic
-            sizes are tensors as well.
+        ExportError: for an integer dtype: torch truncates after fused multiply-adds, and ONNX does not. Dynamic sizes
+            count as tensors.
     """
     dtype = dtype or torch.get_default_dtype()
     several = not isinstance(steps, int) or isinstance(steps, Tensor) or steps > 1 or (steps and name == "logspace")

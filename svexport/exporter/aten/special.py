@@ -15,21 +15,21 @@ __all__ = ["FUNCTIONS", "OTHERWISE", "floating", "log1p", "polynomial"]
 
 
 def floating(x: Tensor) -> Tensor:
-    """As floating-point numbers."""
+    """``x`` in a floating-point dtype."""
     return x if x.is_floating_point() else x.to(torch.get_default_dtype())
 
 
 def log1p(x: Tensor) -> Tensor:
-    """Next to 0 the rounding error of 1 + x is as large as x: it is added, over what the logarithm is taken of."""
+    """Adds the rounding error of 1 + x, divided by 1 + x, to the logarithm: near 0 the error is as large as x."""
     x = floating(x)
     rounded = 1 + x
-    more = rounded - 1  # x itself where that is infinite, or 1 + x is 0
+    more = rounded - 1  # equals x if that is infinite, or 1 + x is 0
     log = rounded.log()
     return torch.where(more == x, log, log + (x - more) / rounded)
 
 
 def _expm1(x: Tensor) -> Tensor:
-    """Next to 0 exp(x) - 1 has the rounding error of a number next to 1; this is the same product without it."""
+    """tanh(x / 2) * (exp(x) + 1), which equals exp(x) - 1 without its cancellation near 0."""
     x = floating(x)
     return (x * 0.5).tanh() * (x.exp() + 1)
 
@@ -45,10 +45,10 @@ _END = (
 
 
 def _inverse_error_function(y: Tensor) -> Tensor:
-    """Without the erf of the result, of which rounding leaves nothing near 1.
+    """erfinv without a correction step by erf, because erf has no precision left near 1.
 
     Raises:
-        UnsupportedError: of float64, for it is right to 4e-7.
+        UnsupportedError: for float64, because the approximation is exact only to 4e-7.
 
     Source: M. Giles, Approximating the erfinv function, GPU Computing Gems, 2012, in single precision.
     """
@@ -63,7 +63,7 @@ def _inverse_error_function(y: Tensor) -> Tensor:
 
 
 def polynomial(x: Tensor, factors: Sequence[float]) -> Tensor:
-    """The factor of the highest power first."""
+    """Evaluates a polynomial; the factor of the highest power comes first."""
     result = x * factors[0] + factors[1]
     for factor in factors[2:]:
         result = result * x + factor

@@ -1,8 +1,8 @@
-"""Parts of a module's forward that are ops, whatever they are called, found in its graph.
+"""Finds parts of a module's forward that are ops, by its graph, whatever their names.
 
 A module's own code is recorded as a graph of torch's functions (:mod:`traced`). Finders propose parts of it that an op
-may compute; what is proven on the model's values, on others and by its gradients takes the part's place; and the graph
-becomes the forward of a class of its own (:mod:`rewrite`).
+may compute. An op that is proven, on the model's values, on others and by its gradients, replaces the part. The graph
+becomes the forward of a new class (:mod:`rewrite`).
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ FINDERS: dict[str, Callable[[Traced], Iterator[Pattern]]] = {
     "space_to_depth": space_to_depth.find,
     "add_bias_residual_layer_norm": layer_norm.find,
 }
-"""By op, the largest part first."""
+"""By op; the largest parts come first."""
 
 _ANCHORS = camera_sample.SAMPLERS | attention.SOFTMAX | {torch.Tensor.softmax}
-"""Functions of which parts have one: modules that call none, and no other of a part's, are not recorded."""
+"""Functions one of which every part has: a module that calls none of these, nor a part's, is not recorded."""
 
 _ADDS = {torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__}
 _PRODUCTS = {torch.mul, torch.multiply, torch.Tensor.mul, torch.Tensor.multiply}
@@ -63,20 +63,20 @@ _PRODUCTS |= {torch.Tensor.__mul__, torch.Tensor.__rmul__}
 _SUMS = {torch.sum, torch.Tensor.sum}
 
 FORWARD = "its forward as a graph"
-"""What is left alone where no part can be looked for."""
+"""The name under which a forward that cannot be recorded is reported as left alone."""
 
 FRUITLESS = 3
-"""Of a class no more modules are looked into after so many without a part."""
+"""After this many modules of a class without a part, no more of that class are searched."""
 
 
 @dataclass
 class Part:
-    """A part of a module's forward that is an op, or was nearly one.
+    """A part of a module's forward that is an op, or was proposed as one.
 
     Attributes:
-        what: the part in words, or the function of torch.
-        op: its name.
-        proof: of the two being the same; with a fault if the part is left as it is.
+        what: the part in words, or torch's function.
+        op: name of the op.
+        proof: proof that the two are the same; it has a fault if the part is left as it is.
     """
 
     what: str
@@ -89,14 +89,14 @@ class Patterns:
     """Finds the parts in every module of a model that its forward calls.
 
     Attributes:
-        chosen: whether a part of a module, by its name, may be an op.
-        skipped: names of whole functions that are none.
-        rewrites: new forwards by the module's name.
-        wholes: likewise, that run in the place of submodules.
-        cores: likewise, with nothing but the parts of decoders as ops.
-        parts: what was found there, and what was nearly.
-        proofs: of the same parts of the same graphs before, which are not proven again.
-        unread: by the module's name, what could not be read as a graph, and why.
+        chosen: whether parts of a named module may become the named op.
+        skipped: names of whole functions that stay as they are.
+        rewrites: new forwards, by module name.
+        wholes: new forwards that also replace submodules, by module name.
+        cores: new forwards with only the parts of decoders as ops, by module name.
+        parts: parts that were found or proposed, by module name.
+        proofs: earlier proofs of the same parts of the same graphs, which are not repeated.
+        unread: by module name, what could not be read as a graph, and why.
     """
 
     chosen: Callable[[str, str], bool]
@@ -109,7 +109,7 @@ class Patterns:
     unread: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def watch(self, model: nn.Module) -> _Anchors:
-        """A context for a forward of a model, which looks into its modules when they are first called."""
+        """A context for a forward of a model, in which its modules are searched when they are first called."""
         seen: set[nn.Module] = set()
         fruitless: Counter[type] = Counter()
         unread: dict[type, str] = {}
@@ -141,7 +141,7 @@ class Patterns:
         return anchors
 
     def applied(self, model: nn.Module) -> nn.Module:
-        """The model, its modules with their new forwards."""
+        """The model, with the new forwards applied to its modules."""
         for name, rewrite in (*self.rewrites.items(), *self.wholes.items()):
             apply(model.get_submodule(name), rewrite)
         return model
@@ -165,11 +165,11 @@ class Patterns:
             self.parts[name] = parts
 
     def _look_at_whole(self, name: str, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Whether a module that holds some with parts is a decoder, or an encoder; the innermost is."""
+        """Checks whether a module whose submodules have parts is a decoder or an encoder; the innermost one counts."""
         prefix = f"{name}." if name else ""
         below = {n: parts for n, parts in self.parts.items() if n != name and n.startswith(prefix)}
         held = Counter(part.op for parts in below.values() for part in parts if not part.proof.fault)
-        layers = {held[op] for op in decoder.PARTS}  # of each part one a layer
+        layers = {held[op] for op in decoder.PARTS}  # each layer has one of each part
         if not held[decoder.OP] and len(layers) == 1 and 0 not in layers and self.chosen(name, decoder.OP):
             self._look_at_decoder(name, module, args, kwargs)
         projected = [
@@ -180,7 +180,7 @@ class Patterns:
 
     @contextmanager
     def _cores(self, name: str, module: nn.Module) -> Iterator[set[type]]:
-        """Has submodules their forward with nothing but parts as ops; gives their classes."""
+        """Gives submodules a forward with only the parts as ops; yields their classes."""
         prefix = f"{name}." if name else ""
         below = [n for n in self.cores if n != name and n.startswith(prefix)]
         inner = {module.get_submodule(n.removeprefix(prefix)): self.cores[n] for n in below}
@@ -210,7 +210,7 @@ class Patterns:
                     self.unread = {
                         n: u for n, u in self.unread.items() if u[0] != decoder.WHAT or not n.startswith(prefix)
                     }
-        except Exception as error:  # noqa: BLE001 - a graph that is read as a decoder may be anything
+        except Exception as error:  # noqa: BLE001 - a graph that is no decoder may fail in any way
             self.unread.setdefault(name, (decoder.WHAT, _reason(error)))
             return
         what = decoder.WHAT if joined is not None else f"{decoder.WHAT}, without gradients"
@@ -228,7 +228,7 @@ class Patterns:
             whole = whole_of(module, (*traced.inlined, *found.between), steps, gradients=True, plain=True)
             rewrite = rewrite_of(traced, whole)
             proof = encoder.prove(module, rewrite, args, kwargs)
-        except Exception as error:  # noqa: BLE001 - a graph that is read as an encoder may be anything
+        except Exception as error:  # noqa: BLE001 - a graph that is no encoder may fail in any way
             self.unread.setdefault(name, (encoder.WHAT, _reason(error)))
             return
         if not proof.fault:
@@ -259,7 +259,7 @@ class Patterns:
         return parts
 
     def _wholes(self, module: nn.Module) -> list[FunctionType]:
-        """The functions around a module's forward that are known to be an op as a whole."""
+        """The functions in the globals of a module's forward that a known op replaces as a whole."""
         known = [f for f in type(module).forward.__globals__.values() if isinstance(f, FunctionType)]  # type: ignore[attr-defined]
         return [f for f in known if f.__code__.co_name not in self.skipped and whole(f.__code__)]
 
@@ -269,7 +269,7 @@ class Patterns:
     def _first(
         self, traced: Traced, find: Callable[[Traced], Iterator[Pattern]], key: Any
     ) -> tuple[Pattern | None, Proof, str]:
-        """The first that is proven, or the fault of the first that is not."""
+        """The first pattern that is proven, or else the fault of the first one."""
         if key in self.proofs:
             index, proof, what = self.proofs[key]
             patterns = (p for i, p in enumerate(find(traced)) if i == index)
@@ -287,7 +287,7 @@ class Patterns:
 
 
 def _put(traced: Traced, found: Pattern) -> None:
-    """Puts an op in the place of a part."""
+    """Replaces a part by its op."""
     first = next(node for node in traced.graph.nodes if node in found.outputs)
     with traced.graph.inserting_before(first):
         built = found.build(traced.graph)
@@ -300,7 +300,7 @@ def _put(traced: Traced, found: Pattern) -> None:
 
 @contextmanager
 def _ops_recorded(kinds: Iterable[Any]) -> Iterator[None]:
-    """Has new forwards of these classes record the ops of parts, which check what they are given, as one call each."""
+    """Makes new forwards of these classes record each op of a part as one call; the ops check their arguments."""
     changed: list[tuple[dict[str, Any], str, Any]] = []
     plain = [getattr(ops, op) for op in decoder.PARTS]
 
@@ -334,7 +334,7 @@ def _ops_recorded(kinds: Iterable[Any]) -> Iterator[None]:
 
 
 class _Anchors(TorchFunctionMode):
-    """Notes which modules' own code calls what parts have."""
+    """Notes which modules' own code calls an anchor function."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -368,7 +368,7 @@ class _Anchors(TorchFunctionMode):
             self._called.append(False)
 
     def leave(self) -> bool:
-        """Whether the module that is left, by its own code, called one."""
+        """Whether the own code of the module that has ended called one."""
         return False if self.is_asleep else self._called.pop()
 
     @contextmanager
@@ -385,14 +385,14 @@ def _reason(error: Exception) -> str:
 
 
 def _key(traced: Traced) -> Any:
-    """What decides how a graph's parts come out, but for weights."""
+    """Identifies a graph: everything that decides how its parts are found, except weights."""
     values = [traced.tensor(node) for node in traced.graph.nodes]
     sizes = tuple((tuple(t.shape), t.dtype, t.device) for t in values if t is not None)
     return type(traced.module), traced.graph.python_code("self").src, sizes
 
 
 def _functions(traced: Traced, chosen: Callable[[str], bool]) -> list[Part]:
-    """Has the calls of torch's functions that are left in a graph be ops, where they are the same."""
+    """Replaces the remaining calls of torch's functions in a graph by ops, if they are the same."""
     parts = []
     for node in list(traced.graph.nodes):
         name, ours, op = _known(node)
@@ -411,7 +411,7 @@ def _functions(traced: Traced, chosen: Callable[[str], bool]) -> list[Part]:
 
 
 def _known(node: fx.Node) -> tuple[str, Any, str]:
-    """Of a call of a function that may be an op its name, ours and the op's name; nothing of any other."""
+    """For a call that may be an op: the function's name, our function and the op's name; empty for any other."""
     name = NAMES.get(node.target, "") if node.op == "call_function" else ""  # type: ignore[arg-type]
     if node.op == "call_method":
         name = f"torch.Tensor.{node.target}"

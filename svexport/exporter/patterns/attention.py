@@ -1,4 +1,4 @@
-"""softmax(QK^T)V, as einsum or matrix products."""
+"""Finds softmax(QK^T)V, written with einsum or matrix products."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["SOFTMAX", "find"]
 
 SOFTMAX: set[Any] = {torch.softmax, F.softmax, "softmax"}
 _PRODUCTS = {operator.matmul, torch.matmul, torch.bmm, "matmul", "bmm", "__matmul__"}
-_SCALES: dict[Any, bool] = {  # of a factor, or of a divisor
+_SCALES: dict[Any, bool] = {  # True for a factor, False for a divisor
     **dict.fromkeys((operator.mul, torch.mul, "mul"), True),
     **dict.fromkeys((operator.truediv, torch.div, "div"), False),
 }
@@ -32,8 +32,8 @@ class _Product:
     """A product of two tensors that sums over one dimension.
 
     Attributes:
-        left, right: nodes.
-        labels: of the dimensions of the two and of the result.
+        left, right: nodes of the two tensors.
+        labels: labels of the dimensions of the two and of the result, as in einsum.
     """
 
     left: fx.Node
@@ -64,12 +64,12 @@ def _product(traced: Traced, node: fx.Node) -> _Product | None:
         return None
     sizes = dict(zip(a, x.shape, strict=True))
     if any(sizes.setdefault(label, size) != size for label, size in zip(b, y.shape, strict=True)):
-        return None  # one of them is broadcast
+        return None  # a dimension is broadcast
     return _Product(left, right, (a, b, output))  # type: ignore[arg-type]
 
 
 def find(traced: Traced) -> Iterator[Pattern]:
-    """Every attention of a graph: softmax between two products."""
+    """Every attention in a graph: a softmax between two products."""
     for node in traced.graph.nodes:
         is_softmax = node.target in SOFTMAX or (
             node.op == "call_module" and isinstance(traced.module.get_submodule(str(node.target)), nn.Softmax)
@@ -142,7 +142,7 @@ def _attention(traced: Traced, softmax: fx.Node) -> Pattern | None:
 
 
 def _arranged(first: _Product, second: _Product) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]] | None:
-    """How q, k and v are permuted to ``(..., length, channels)``, and the result back; None if it is no attention."""
+    """Permutations of q, k and v to ``(..., length, channels)``, and of the result back; None if it is no attention."""
     q, k, scores = first.labels
     (channels,) = summed if len(summed := (set(q) & set(k)) - set(scores)) == 1 else ("",)
     lead = [label for label in q if label in k and label in scores]
@@ -150,7 +150,7 @@ def _arranged(first: _Product, second: _Product) -> tuple[tuple[tuple[int, ...],
     (key,) = found if len(found := set(k) - set(lead) - {channels}) == 1 else ("",)
     if not channels or not query or not key or set(scores) != {*lead, query, key} or scores[-1] != key:
         return None
-    # The second product names the dimensions of the scores its own way.
+    # The second product has its own labels for the dimensions of the scores.
     weights, v, output = second.labels
     names = dict(zip(weights, scores, strict=True))
     taken = set(q) | set(k)

@@ -1,7 +1,7 @@
-"""Projection into cameras, sampling of every level and the weighted sum, however they are written.
+"""Finds projection into cameras, sampling of every level and the weighted sum, however they are written.
 
-The author's projection is asked, not read: cameras and points of our choice tell what it takes for the size of the
-image, the range of the points, the least depth and the bounds of u and v. What it comes to is then proven.
+The author's projection is not parsed but run, with chosen cameras and points: its results give the size of the image,
+the range of the points, the least depth and the bounds of u and v. The pattern is then proven.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ _ACTIVATIONS: dict[Any, str] = {
 _MODULES = {nn.Sigmoid: "sigmoid", nn.Softmax: "softmax"}
 _TRANSPOSES = {"permute", "transpose", "swapaxes", torch.permute, torch.transpose}
 _TRIES = 6
-"""How many sums are tried that may be the last one."""
+"""Most nodes that are tried as the final sum."""
 
 _SIZE = 12
-"""Features are cut to so many pixels each way where other values are tried."""
+"""Features are cropped to this many pixels each way when drawn values are tried."""
 
 
 @dataclass(frozen=True)
 class _Sampling:
-    """What is sampled, and where.
+    """The nodes of a sampling, and its options.
 
     Attributes:
-        samples: nodes that sample, one a level.
-        features: ``(B, cams, C, H, W)`` each.
-        grid: of the first of them.
-        points, cameras: ``(B, Q, 3)`` and ``(B, cams, 4, 4)``.
-        options: of the op, as the projection has them.
+        samples: nodes that sample, one per level.
+        features: nodes of the levels, ``(B, cams, C, H, W)`` each.
+        grid: the grid of the first sample.
+        points, cameras: nodes, ``(B, Q, 3)`` and ``(B, cams, 4, 4)``.
+        options: the op's options, as the projection has them.
     """
 
     samples: tuple[fx.Node, ...]
@@ -57,7 +57,7 @@ class _Sampling:
 
 
 def find(traced: Traced) -> Iterator[Pattern]:
-    """What may be a :func:`svexport.ops.camera_sample`, the likeliest first."""
+    """Parts that may be :func:`svexport.ops.camera_sample`, the likeliest first."""
     for sampling in _samplings(traced):
         for output, transposed in itertools.islice(_outputs(traced, sampling), _TRIES):
             for weights, order, activation in _weights(traced, sampling, output):
@@ -88,18 +88,18 @@ def _samplings(traced: Traced) -> Iterator[_Sampling]:
                 continue
             try:
                 options = _projection(traced, grids[0], point, camera)
-            except Exception:  # noqa: BLE001 - other code than a projection may do anything with such matrices
+            except Exception:  # noqa: BLE001 - code that is no projection may fail on such matrices
                 continue
             if options is not None:
                 yield _Sampling(samples, features, point, camera, options)
 
 
 def _projection(traced: Traced, grid: fx.Node, points: fx.Node, cameras: fx.Node) -> dict[str, Any] | None:
-    """The options of the op, from what the projection makes of points and cameras that tell; None if it is none."""
+    """The op's options, read from the projection's results for chosen points and cameras; None if there is none."""
     like_points, like_cameras = traced.values[points], traced.values[cameras]
 
     def seen(corner: float, *rows: Sequence[float]) -> tuple[float, float]:
-        """u and v of all points at a corner of the range, under such a matrix; the same for all, or NaN."""
+        """u and v of points at a corner of the range, for a matrix with these rows; NaN if points differ."""
         matrix = torch.zeros(4, 4, dtype=torch.float64)
         matrix[3, 3] = 1
         for i, row in enumerate(rows):
@@ -163,7 +163,7 @@ def _outputs(traced: Traced, sampling: _Sampling) -> Iterator[tuple[fx.Node, boo
 
 
 def _weights(traced: Traced, sampling: _Sampling, output: fx.Node) -> Iterator[tuple[fx.Node, tuple[int, ...], str]]:
-    """What is activated to weights: ``(B, Q, n)``, the order of cameras, points and levels in it, the activation."""
+    """The node of the raw weights, ``(B, Q, n)``; its order of cameras, points and levels; and the activation."""
     batch, queries, _ = traced.values[sampling.points].shape
     cams, levels = traced.values[sampling.cameras].shape[1], len(sampling.features)
     samples = set(sampling.samples)
@@ -234,7 +234,7 @@ def _pattern(
 
 
 def _behind(options: dict[str, Any]) -> Tensor:
-    """A camera that looks away, and has what is behind it in the image all the same."""
+    """A camera that looks away, and projects the points behind it into the image nevertheless."""
     (height, width), least = options["image_size"], options["depth_eps"]
     matrix = torch.zeros(4, 4, dtype=torch.float64)
     matrix[:, 3] = torch.tensor((width / 3 * least, height / 3 * least, -1.0, 1.0))
@@ -242,7 +242,7 @@ def _behind(options: dict[str, Any]) -> Tensor:
 
 
 def looking(like: Tensor, options: dict[str, Any], random: Random) -> Tensor:
-    """Cameras that have most of the range in the image, at many depths."""
+    """Cameras that have most of the range in their image, at many depths."""
     low, high = (torch.tensor(options["pc_range"][i : i + 3], dtype=torch.float64) for i in (0, 3))
     reach = (high - low).abs().max().clamp(min=1e-3)
     matrix = torch.zeros(like.shape, dtype=torch.float64)

@@ -1,10 +1,10 @@
-"""A whole decoder of the DETR3D kind, however its layers are divided into modules.
+"""Finds a whole decoder of the DETR3D kind, however its layers are divided into modules.
 
-Its own parts come first: in a graph of everything down to torch's modules, each layer has an attention among queries
-and one to cameras. What lies between them leads to the parameters, and those to a :class:`TransformerDecoderConfig`;
-that the two are the same is then proven, and with them gradients, of parameters too. These stop at the points between
-layers, as in DETR3D's own code, or do not: both are tried. Where neither is the author's, the decoder takes the place
-of layers where no gradient is asked for.
+Its parts are found first: in a graph of everything down to torch's modules, each layer has an attention among queries
+and one to cameras. The nodes between them lead to the parameters, and these to a :class:`TransformerDecoderConfig`.
+Then outputs and gradients, also of parameters, are proven equal. Gradients either stop at the points between layers, as
+in DETR3D's own code, or pass: both are tried. If neither matches the author's, the decoder replaces the layers only
+where no gradient is recorded.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ __all__ = ["OP", "PARTS", "WHAT", "Decoder", "decode", "find", "prove", "put"]
 
 OP, WHAT = "transformer_decoder", "a decoder of the DETR3D kind"
 PARTS = "camera_sample", "scaled_dot_product_attention"
-"""Ops that every layer has one of, in the graph that a decoder is found in."""
+"""Ops of which every layer has one, in the graph in which a decoder is searched."""
 
 _MOVES = VIEWS | {"transpose", "permute", torch.transpose, torch.permute}
 _SUMS = {operator.add, torch.add, "add"}
 _RELUS = {F.relu, torch.relu, "relu"}
 _SIZE = 12
 
-Node = Any  # of a graph, whose arguments may be anything
+Node = Any  # a node of a graph, whose arguments may be anything
 Step = tuple[str, ...]
-"""A path to a module; of the three projections of an attention, three."""
+"""The path of a module, or the three paths of an attention's projections."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,11 @@ class Decoder:
     """A decoder in a graph.
 
     Attributes:
-        query, query_pos, points, cameras: nodes; what the first layer starts from.
-        features: nodes.
-        options: of its configuration.
+        query, query_pos, points, cameras: nodes that the first layer starts from.
+        features: nodes of the features.
+        options: options of its configuration.
         modules: paths of the modules that have its parameters, in the order of the op; three for an ``in_proj``.
-        outputs: nodes of classes, boxes and points, of which a model may return none.
+        outputs: nodes of classes, boxes and points; a model need not return them.
     """
 
     query: Node
@@ -69,7 +69,7 @@ _configs: dict[tuple[tuple[str, Any], ...], ops.TransformerDecoderConfig] = {}
 
 
 def _config(options: tuple[tuple[str, Any], ...]) -> ops.TransformerDecoderConfig:
-    if options not in _configs:  # no functools.cache, of which torch.compile warns
+    if options not in _configs:  # torch.compile warns of functools.cache
         _configs[options] = ops.TransformerDecoderConfig(**dict(options))
     return _configs[options]
 
@@ -87,7 +87,7 @@ def decode(
     """:func:`svexport.ops.transformer_decoder` with a configuration of plain values.
 
     Args:
-        joined: where gradients are recorded, whether they join layers by their points.
+        joined: whether recorded gradients pass between layers through their points.
     """
     config = _config(options)
     if torch.is_grad_enabled():
@@ -96,7 +96,7 @@ def decode(
 
 
 class _Walk:
-    """Steps from node to node; each raises NotTraced where there is none."""
+    """Walks from node to node; each method raises NotTraced if there is no such node."""
 
     def __init__(self, traced: Traced) -> None:
         self.traced = traced
@@ -112,7 +112,7 @@ class _Walk:
         return node.target in _RELUS or self.is_a(node, nn.ReLU)
 
     def back(self, node: Any, kind: type) -> Node:
-        """The module of a kind that a node is a view of the output of."""
+        """The call of a module of class ``kind`` whose output the node views."""
         while isinstance(node, fx.Node) and node.target in _MOVES | {getattr} and node.args:
             node = node.args[0]
         if isinstance(node, fx.Node) and self.is_a(node, kind):
@@ -120,7 +120,7 @@ class _Walk:
         raise NotTraced(f"expects a {kind.__name__} before {node}")
 
     def forth(self, node: Node, *kinds: type) -> list[Node]:
-        """A chain of modules after a node; a ReLU may be a function, and views count as nothing."""
+        """The chain of modules of these kinds after a node; a ReLU may be a function, and views are skipped."""
         found = list(self._chains(node, kinds))
         if len(found) != 1:
             raise NotTraced(f"expects one {', '.join(k.__name__ for k in kinds)} after {node}, got {len(found)}")
@@ -138,7 +138,7 @@ class _Walk:
                     yield [user, *rest]
 
     def norm(self, node: Node) -> tuple[Node, list[Node]]:
-        """The norm of a sum that a node is part of, and the other summands."""
+        """The norm of the sum that a node is part of, and the other summands."""
         others: list[Node] = []
         while True:
             norms = [user for user in node.users if self.is_a(user, nn.LayerNorm)]
@@ -155,7 +155,7 @@ _LINEAR, _NORM, _RELU = nn.Linear, nn.LayerNorm, nn.ReLU
 
 
 def find(traced: Traced) -> Decoder | None:
-    """A decoder in a graph whose own parts are ops already; None where there is none."""
+    """The decoder in a graph whose parts are already ops; None if there is none."""
     samples = [n for n in traced.graph.nodes if n.target is ops.camera_sample]
     attends = [n for n in traced.graph.nodes if n.target is ops.scaled_dot_product_attention]
     if not samples or len(samples) != len(attends):
@@ -178,7 +178,7 @@ def find(traced: Traced) -> Decoder | None:
 
 
 def _layer(walk: _Walk, attend: Node, sample: Node) -> tuple[list[tuple[Node, ...]], Node, Node, tuple[Node, Node]]:
-    """The modules of a layer in the order of the op, its last norm and box branch, and its query and position."""
+    """A layer's modules in the op's order, its last norm, its box branch, and its query and query position."""
     q, k, v = (walk.back(x, _LINEAR) for x in attend.args[:3])
     query = v.args[0]
     where = q.args[0]
@@ -201,7 +201,7 @@ def _layer(walk: _Walk, attend: Node, sample: Node) -> tuple[list[tuple[Node, ..
 
 
 def _encoder(walk: _Walk, nodes: list[Node]) -> list[Node]:
-    """Linear, norm, ReLU, twice, of what is added to the sampled."""
+    """The position encoder: linear, norm and ReLU, twice, whose result is added to the samples."""
     for node in nodes:
         found: list[Node] = []
         for kind in (_RELU, _NORM, _LINEAR) * 2:
@@ -260,7 +260,7 @@ def _options(
 
 
 def weights_of(module: nn.Module, modules: Sequence[Step], change: Callable[[Tensor], Tensor]) -> list[Tensor]:
-    """The weights of the op; changed copies."""
+    """The weights of the op, as copies made by ``change``."""
     weights = []
     for step in modules:
         for name in ("weight", "bias"):
@@ -270,7 +270,7 @@ def weights_of(module: nn.Module, modules: Sequence[Step], change: Callable[[Ten
 
 
 def _with_outputs(traced: Traced, decoder: Decoder, reg: Node) -> Decoder | None:
-    """With the nodes that have the boxes and points of the last layer, by their values."""
+    """The decoder with the nodes of the last layer's boxes and points, which are recognized by their values."""
     given = [decoder.query, decoder.query_pos, decoder.points, [*decoder.features], decoder.cameras]
     values: Any = fx.node.map_arg(given, lambda n: traced.values[n].detach())
     weights = weights_of(traced.module, decoder.modules, lambda t: t.detach())
@@ -290,10 +290,10 @@ def _with_outputs(traced: Traced, decoder: Decoder, reg: Node) -> Decoder | None
 
 
 def prove(traced: Traced, decoder: Decoder) -> tuple[Proof, bool | None]:
-    """Compares all outputs, on the model's values and on others in float64, and gradients there.
+    """Compares all outputs on the model's values, and outputs and gradients on drawn values in float64.
 
     Returns:
-        The proof, and how gradients are the author's: whether they join layers; None if they are not.
+        The proof, and whether gradients pass between layers; None if neither way matches the author's gradients.
     """
     proof = Proof()
     nodes = [decoder.query, decoder.query_pos, decoder.points, decoder.cameras, *decoder.features]
@@ -331,7 +331,7 @@ def prove(traced: Traced, decoder: Decoder) -> tuple[Proof, bool | None]:
 def _same_gradients(
     traced: Traced, decoder: Decoder, nodes: list[Node], draw: list[Tensor], ours: Callable[..., list[Tensor]]
 ) -> bool:
-    """Whether the gradients of inputs and parameters are the author's, in float64."""
+    """Whether the gradients of inputs and parameters equal the author's, in float64."""
     given = [t.clone().requires_grad_() for t in draw]
     copies: dict[str, nn.Module] = {}
     cotangents = Random(1)
@@ -350,7 +350,7 @@ def _same_gradients(
             for outputs in (theirs, ours(given, weights)):
                 total = torch.stack([(t * rate).sum() for t, rate in zip(outputs, rates, strict=True)]).sum()
                 found.append(torch.autograd.grad(total, [*given, *parameters], allow_unused=True))
-    except Exception:  # noqa: BLE001 - what cannot be shown is not
+    except Exception:  # noqa: BLE001 - what cannot be compared is not proven
         return False
     for like, *pair in zip([*given, *parameters], *found, strict=True):
         expected, actual = (torch.zeros_like(like) if g is None else g for g in pair)
@@ -371,7 +371,7 @@ def _draw(traced: Traced, decoder: Decoder, random: Random) -> list[Tensor]:
 
 
 def put(traced: Traced, decoder: Decoder, joined: bool) -> None:
-    """Puts the op into the graph, which gets one placeholder more, for its weights: the first."""
+    """Puts the op into the graph, with a new first placeholder for its weights."""
     graph = traced.graph
     with graph.inserting_before(next(iter(graph.nodes))):
         weights = graph.placeholder("weights")

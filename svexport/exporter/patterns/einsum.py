@@ -1,4 +1,4 @@
-"""Sums of broadcast products, ``(x[..., None] * y).sum(-2)``: matrix products that hold every factor in memory."""
+"""Finds sums of broadcast products, ``(x[..., None] * y).sum(-2)``: matrix products that store every product."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SUMS: set[Any] = {torch.sum, "sum"}
 
 
 def sum_of_products(equation: str, x: Tensor, y: Tensor, dims: tuple[int, ...], keepdim: bool) -> Tensor:
-    """``(x * y).sum(dims, keepdim)``; as it stands under autocast, which rounds the factors of products of matrices."""
+    """``(x * y).sum(dims, keepdim)``. Autocast would round the factors of einsum, so under it this stays as written."""
     if x.dtype != y.dtype or not x.is_floating_point() or torch.is_autocast_enabled(x.device.type):
         return (x * y).sum(dims, keepdim)
     output = ops.einsum(equation, x, y)
@@ -31,7 +31,7 @@ def sum_of_products(equation: str, x: Tensor, y: Tensor, dims: tuple[int, ...], 
 
 
 def find(traced: Traced) -> Iterator[Pattern]:
-    """Sums over dimensions of a product that is larger than each of its factors, some of which both factors have."""
+    """Sums of a product that is larger than each of its factors, over dimensions of which both factors have some."""
     for node in traced.graph.nodes:
         if node.target not in SUMS or node.kwargs.keys() - {"dim", "axis", "keepdim", "input"}:
             continue

@@ -1,9 +1,9 @@
-"""A whole encoder of Deformable DETR, however its layers are divided into modules.
+"""Finds a whole encoder of Deformable DETR, however its layers are divided into modules.
 
-In a graph of everything down to torch's modules and deformable attention with its linear layers, which was found
-before, each layer is that attention, a norm of the sum, a feed forward and a norm of the sum again. What lies between
-leads to the parameters. That the whole computes what the module did, and has its gradients, is shown by the module
-itself, in float64 and beside the values that it was given.
+The graph goes down to torch's modules and to deformable attention with its linear layers, which was found before. In
+it, each layer is that attention, a norm of the sum, a feed forward and again a norm of the sum. The nodes between lead
+to the parameters. The rewritten module is then compared with the original, with gradients, in float64 and near the
+values that it was given.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ OP, WHAT = "ms_deform_attn", "an encoder of the Deformable DETR kind"
 _SUMS = {operator.add, torch.add, "add"}
 _RELUS = {F.relu, torch.relu, "relu"}
 
-Node = Any  # of a graph, whose arguments may be anything
+Node = Any  # a node of a graph, whose arguments may be anything
 
 
 class Attention:
-    """A call of :func:`projected_deform_attn` in a graph, without the modules, which are no values of a graph."""
+    """Stands for :func:`projected_deform_attn` in a graph; holds the modules, which cannot be arguments of a node."""
 
     __name__ = "projected_deform_attn"
 
@@ -49,7 +49,7 @@ class Attention:
         self.layers, self.shape = tuple(layers), tuple(shape)
 
     def __call__(self, *tensors: Any) -> Tensor:
-        """Computes it: of query, source, centre, scale and sizes."""
+        """Computes the attention of query, source, centre, scale and sizes."""
         return projected_deform_attn(self.layers, self.shape, *tensors)  # type: ignore[arg-type]
 
 
@@ -58,13 +58,13 @@ class Encoder:
     """An encoder in a graph.
 
     Attributes:
-        shape: heads, levels and points.
-        eps: of the two norms of each layer.
-        given: nodes of the source, the positions, the centre and the scale of offsets; and the sizes, which may be
+        shape: numbers of heads, levels and points.
+        eps: epsilons of the two norms of each layer.
+        given: nodes of the source, the positions, and the centre and scale of offsets; and the sizes, which may be
             constants.
         modules: paths of the modules that have its parameters, in the order of the op.
-        between: paths of modules without any, ReLU and dropout.
-        output: the node of what the last layer returns.
+        between: paths of modules without parameters: ReLU and dropout.
+        output: the node of the last layer's result.
     """
 
     shape: tuple[int, int, int]
@@ -88,7 +88,7 @@ def encode(
     """:func:`svexport.ops._deform_encoder.encoded` with plain constants.
 
     Args:
-        sizes: of the levels, (height, width): a tensor, or constants.
+        sizes: (height, width) of each level, as a tensor or constants.
     """
     shapes = sizes if isinstance(sizes, Tensor) else shapes_of(sizes, source.device)
     shapes = torch.as_tensor(shapes, device=source.device)
@@ -97,7 +97,7 @@ def encode(
 
 
 class _Walk:
-    """Steps from node to node; each raises NotTraced where there is none."""
+    """Walks from node to node; each method raises NotTraced if there is no such node."""
 
     def __init__(self, traced: Traced) -> None:
         self.traced = traced
@@ -110,7 +110,7 @@ class _Walk:
         return next(name for name, m in self.traced.module.named_modules() if m is module)
 
     def only_user(self, node: Node) -> Node:
-        """Who uses a node, dropout aside."""
+        """The only user of a node, past dropout."""
         while True:
             if len(node.users) != 1:
                 raise NotTraced(f"expects {node} to be used once")
@@ -153,7 +153,7 @@ class _Walk:
 
 
 def find(traced: Traced) -> Encoder | None:
-    """An encoder in a graph whose attention is recorded as :class:`Attention`; None where there is none."""
+    """The encoder in a graph whose attention is recorded as :class:`Attention`; None if there is none."""
     calls = [n for n in traced.graph.nodes if isinstance(n.target, Attention)]
     if len(calls) < 2 or len({call.target.shape for call in calls}) != 1:
         return None
@@ -178,7 +178,7 @@ def find(traced: Traced) -> Encoder | None:
 
 
 def _given(call: Node, source: Node) -> tuple[Node, ...]:
-    """What a layer is given: source, positions, centre, scale and sizes."""
+    """The inputs of a layer: source, positions, centre, scale and sizes."""
     query, _, *rest = call.args
     if not isinstance(query, fx.Node) or query.target not in _SUMS or len(query.args) != 2 or query.kwargs:
         raise NotTraced("expects the sum of source and positions as the query")
@@ -189,7 +189,7 @@ def _given(call: Node, source: Node) -> tuple[Node, ...]:
 
 
 def _same(a: Node, b: Node) -> bool:
-    """Whether two nodes are the same function of the same: of constants, whether they are equal."""
+    """Whether two nodes apply the same function to the same arguments; constants are compared by value."""
     if a is b:
         return True
     if isinstance(a, fx.Node) and isinstance(b, fx.Node):
@@ -203,10 +203,10 @@ def _same(a: Node, b: Node) -> bool:
 
 
 def put(traced: Traced, encoder: Encoder) -> None:
-    """Puts the op into the graph, which gets one placeholder more, for its weights: the first.
+    """Puts the op into the graph, with a new first placeholder for its weights.
 
     Raises:
-        NotTraced: if something else uses what layers come to.
+        NotTraced: if other nodes use results inside the layers.
     """
     graph = traced.graph
     calls = [n for n in graph.nodes if isinstance(n.target, Attention)]
@@ -220,7 +220,7 @@ def put(traced: Traced, encoder: Encoder) -> None:
 
 
 def prove(module: nn.Module, rewrite: Rewrite, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Proof:
-    """Compares a module with itself with that forward: outputs, and in float64 gradients of all, parameters too."""
+    """Compares a module with the same module with the new forward: outputs, and all gradients in float64."""
     proof = Proof()
     theirs, ours = _copies(module, rewrite)
     if weights_of(ours, rewrite) is None:
@@ -259,7 +259,7 @@ def prove(module: nn.Module, rewrite: Rewrite, args: Sequence[Any], kwargs: Mapp
 
 
 def _copies(module: nn.Module, rewrite: Rewrite) -> tuple[nn.Module, nn.Module]:
-    """The module in evaluation mode, without the hooks of those who watch it, and the same with that forward."""
+    """Two copies of the module in eval mode without hooks: the original, and one with the new forward."""
     theirs = copy.deepcopy(module).eval()
     for m in theirs.modules():
         m._forward_hooks.clear()

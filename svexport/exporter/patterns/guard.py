@@ -1,4 +1,4 @@
-"""What a forward does beside calling functions of torch, noticed while it is recorded."""
+"""Notices, while a forward is recorded, what it does besides calling functions of torch."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["Guard", "NotTraced"]
 
 
 class NotTraced(Exception):
-    """Why a forward is left as its author wrote it."""
+    """A forward cannot be recorded, and stays as its author wrote it."""
 
 
-# What decides or computes something beside the graph, which would not know it.
+# These decide or compute something that the graph would not hold.
 _CONTEXTS = {
     f.__code__: name
     for f, name in (
@@ -43,11 +43,11 @@ _CALLS: dict[Any, str] = {
 
 
 class Guard:
-    """Notices, while a forward is recorded, what a graph cannot hold.
+    """Profiler that notices what a graph cannot hold while a forward is recorded.
 
     Attributes:
-        found: what that is; empty if there was none.
-        asleep: while it notices nothing.
+        found: what it noticed, in words; empty if nothing.
+        asleep: whether it is off.
         asks_whether_compiling: whether the author's code called ``torch.compiler.is_compiling``.
     """
 
@@ -57,7 +57,7 @@ class Guard:
         self.asleep = False
 
     def __call__(self, frame: FrameType, event: str, value: Any) -> None:
-        """What ``sys.setprofile`` calls on every call and return."""
+        """Called by ``sys.setprofile`` on every call and return."""
         if self.asleep or self.found:
             return
         if event == "call":
@@ -81,7 +81,7 @@ class Guard:
             else:
                 try:
                     self.found = _CALLS.get(value, "")
-                except TypeError:  # of what cannot be hashed
+                except TypeError:  # not hashable
                     self.found = ""
 
 
@@ -105,20 +105,20 @@ _STANDARD = os.path.dirname(os.__file__) + os.sep
 
 
 def _is_authors(code: CodeType) -> bool:
-    """Whether code is the model's: not torch's, ours or Python's own."""
+    """Whether code belongs to the model's author, not to torch, svexport or Python."""
     path = code.co_filename
     return not is_library(path) and (not path.startswith(_STANDARD) or "site-packages" in path)
 
 
 def _is_outside(container: Any, frame: FrameType) -> bool:
-    """Whether a function has a container from its globals or from a function around it."""
+    """Whether a container comes from a function's globals, or from an enclosing function."""
     around = [frame.f_locals.get(name) for name in frame.f_code.co_freevars]
     return any(container is value for value in (*around, *frame.f_globals.values()))
 
 
 @functools.lru_cache(maxsize=4096)
 def _assigns_outside(code: CodeType) -> bool:
-    """Whether code assigns a global, or a variable of a function around it."""
+    """Whether code assigns a global, or a variable of an enclosing function."""
     return any(
         i.opname == "STORE_GLOBAL" or (i.opname == "STORE_DEREF" and i.argval in code.co_freevars)
         for i in dis.get_instructions(code)

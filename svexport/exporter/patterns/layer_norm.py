@@ -1,7 +1,7 @@
-"""The norm of a sum, ``norm(x + sublayer(x))``, which transformers have twice a layer.
+"""The norm of a sum, ``norm(x + sublayer(x))``, of which transformers have two per layer.
 
-The sum and its norm are one kernel on a GPU. Other compilers fuse them themselves, and files keep what they had: where
-something traces, and for whatever the op is not made for, the two are what they were.
+The sum and its norm are one kernel on a GPU. Under a tracer, and for arguments that the op does not support, they stay
+separate: compilers fuse them themselves, and files keep their nodes.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def layer_norm_of_sum(
 
 
 def _op(x: Tensor, residual: Tensor, weight: Any, bias: Any, eps: Any, extra: Tensor | None) -> tuple[Tensor, Tensor]:
-    zero = zeros(x, bias.shape, traced=False)  # no tracer, as _fits has it
+    zero = zeros(x, bias.shape, traced=False)  # _fits excludes tracers
     return _add_norm(x, zero, residual, weight, bias, eps, extra)
 
 
@@ -63,12 +63,12 @@ def _sum(x: Tensor, residual: Tensor, extra: Tensor | None) -> Tensor:
 
 
 def _is_plain(norm: nn.Module) -> bool:
-    """Whether a module is a norm over one dimension, and calling it does nothing else."""
+    """Whether a module is a norm over one dimension, without hooks."""
     return type(norm) in _NORMS and is_bare(norm) and len(norm.normalized_shape) == 1  # type: ignore[arg-type]
 
 
 def _fits(weight: Any, bias: Any, x: Tensor, residual: Tensor, extra: Tensor | None) -> bool:
-    """Whether the op returns what torch does: of one dtype all, no half under autocast, nothing broadcast."""
+    """Whether the op returns what torch does: one dtype for all tensors, no half under autocast, no broadcasting."""
     if weight is None or bias is None or tracing():
         return False
     dtype, shape = x.dtype, x.shape
@@ -81,7 +81,7 @@ def _fits(weight: Any, bias: Any, x: Tensor, residual: Tensor, extra: Tensor | N
 
 
 def find(traced: Traced) -> Iterator[Pattern]:
-    """What may be a :func:`svexport.ops.add_bias_residual_layer_norm`."""
+    """Parts that may be :func:`svexport.ops.add_bias_residual_layer_norm`."""
     for node in traced.graph.nodes:
         module = traced.module.get_submodule(str(node.target)) if node.op == "call_module" else None
         if node.target is not F.layer_norm and not (isinstance(module, _NORMS) and _is_plain(module)):
@@ -100,7 +100,7 @@ def find(traced: Traced) -> Iterator[Pattern]:
 
 
 def _summands(traced: Traced, total: Any) -> tuple[fx.Node, ...] | None:
-    """The two or three tensors that a node is the sum of."""
+    """The two or three tensors whose sum a node is; None for any other node."""
 
     def two(node: Any) -> tuple[fx.Node, ...]:
         if not isinstance(node, fx.Node) or node.target not in SUMS or node.kwargs or len(node.args) != 2:

@@ -1,4 +1,4 @@
-"""Multi-scale deformable attention under any name: value split into levels, sampled, stacked, weighed and summed."""
+"""Finds multi-scale deformable attention: a value split into levels, sampled, stacked, weighted and summed."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from svexport.ops._op import tracing
 __all__ = ["deform_attn_of_sizes", "drawn_sizes", "find", "shapes_of"]
 
 _TRIES = 3
-"""How many nodes are tried that may be the sum."""
+"""Most nodes that are tried as the sum."""
 
 _DRAWN = ((3, 5), (4, 2), (2, 6), (5, 3), (1, 4), (3, 1))
-"""Sizes of levels that are tried beside the model's, where they are data: of no square, in which rows are columns."""
+"""Level sizes that are tried besides the model's, if sizes are data. None is square, so rows differ from columns."""
 
 
 def drawn_sizes(turn: int, levels: int) -> tuple[tuple[int, int], ...]:
-    """Sizes of levels, others at every turn."""
+    """Sizes of levels, which differ from turn to turn."""
     return tuple(_DRAWN[(i + turn) % len(_DRAWN)] for i in range(levels))
 
 
 def deform_attn_of_sizes(
     value: Tensor, sizes: tuple[tuple[int, int], ...], locations: Tensor, weights: Tensor
 ) -> Tensor:
-    """:func:`svexport.ops.ms_deform_attn` of levels whose sizes are constants."""
+    """:func:`svexport.ops.ms_deform_attn` with constant level sizes."""
     return deform_attn(value, shapes_of(sizes, value.device), locations, weights)
 
 
@@ -42,7 +42,7 @@ _known: dict[tuple[tuple[tuple[int, int], ...], torch.device], Tensor] = {}
 
 
 def shapes_of(sizes: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
-    """Constant sizes of levels as a tensor, which nobody writes to."""
+    """Constant level sizes as a tensor; it is cached, so do not write to it."""
     if tracing():
         return torch.tensor(sizes, device=device)
     if (sizes, device) not in _known:
@@ -52,12 +52,12 @@ def shapes_of(sizes: tuple[tuple[int, int], ...], device: torch.device) -> Tenso
 
 @dataclass(frozen=True)
 class _Sampled:
-    """What seems to be attended to.
+    """The nodes of a possible deformable attention.
 
     Attributes:
         value, locations, weights: nodes of the op's arguments.
-        shapes: node of the sizes of levels; None where they are constants.
-        sizes: what they are.
+        shapes: node of the level sizes; None if they are constants.
+        sizes: the level sizes.
     """
 
     value: fx.Node
@@ -68,7 +68,7 @@ class _Sampled:
 
 
 def find(traced: Traced) -> Iterator[Pattern]:
-    """What may be a :func:`svexport.ops.ms_deform_attn`."""
+    """Parts that may be :func:`svexport.ops.ms_deform_attn`."""
     samples = [n for n in traced.graph.nodes if n.target in SAMPLERS and traced.tensor(n) is not None]
     if not samples:
         return
@@ -116,7 +116,7 @@ def _patterns(
 
 
 def _is_constant(sample: fx.Node) -> bool:
-    """Whether the size of what is sampled is two numbers, and not that of some other tensor."""
+    """Whether the size of a sampled image is given by two constants rather than by other tensors."""
     image: Any = operand(sample, 0, "input")
     if image.target not in ("view", "reshape", "unflatten", torch.reshape):
         return False

@@ -16,23 +16,23 @@ from svexport.exporter.proof import Proof, Random
 __all__ = ["VIEWS", "Pattern", "has_plain_gradients", "is_bare", "prove", "source_of"]
 
 DRAWS = 3
-"""How many inputs of its own a part is tried on, beside the model's."""
+"""Number of drawn inputs on which a part is tried, besides the model's own."""
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """What a part of a graph seems to compute.
+    """A part of a graph, and the op that it may be.
 
     Attributes:
         op: the name of the op.
         what: the part in words: ``"softmax(QK^T)V"``.
         output: the node that the op computes.
-        given: the nodes it is computed from, tensors.
+        given: the nodes that it is computed from; their values are tensors.
         ours: the op on values of ``given``.
         build: puts the op into the graph, before ``output``, and returns the node that has its value.
-        draw: other values of ``given``, in float64.
-        more: nodes that the op computes beside ``output``; then ``ours`` and ``build`` return as many.
-        modules: names of submodules whose parameters the op is given too.
+        draw: makes other values of ``given``, in float64.
+        more: further nodes that the op computes; then ``ours`` and ``build`` return as many results.
+        modules: names of submodules whose parameters the op gets too.
     """
 
     op: str
@@ -47,25 +47,25 @@ class Pattern:
 
     @property
     def outputs(self) -> tuple[fx.Node, ...]:
-        """The nodes whose values a replacement has to make."""
+        """The nodes whose values a replacement has to compute."""
         return self.output, *self.more
 
 
 def has_plain_gradients(like: Tensor) -> bool:
-    """Whether gradients are asked for as ops have them written: in float32 or float64, without autocast, and of no
-    transformation (``torch.func``, forward mode)."""
+    """Whether the ops' own gradients apply: in float32 or float64, without autocast, and without transforms
+    (``torch.func``, forward mode)."""
     if like.dtype not in (torch.float32, torch.float64) or torch.is_autocast_enabled(like.device.type):
         return False
     return not torch._C._are_functorch_transforms_active() and forward_ad._current_level < 0
 
 
 def prove(traced: Traced, pattern: Pattern) -> Proof:
-    """Compares a part with the op: on the model's own values, and in float64 on others, there with gradients."""
+    """Compares a part with the op on the model's own values, and with gradients on drawn values in float64."""
     proof = Proof()
     if any(traced.region(node, pattern.given, pattern.modules) is None for node in pattern.outputs):
         proof.fault = "it depends on more than the op is given"
         return proof
-    given = tuple(dict.fromkeys(pattern.given))  # a node may be two of them
+    given = tuple(dict.fromkeys(pattern.given))  # one node may be given twice
 
     def ours(*values: Any) -> tuple[Any, ...]:
         known = dict(zip(given, values, strict=True))
@@ -101,7 +101,7 @@ VIEWS |= {torch.squeeze, torch.unsqueeze, torch.unflatten}
 
 
 def source_of(traced: Traced, node: fx.Node, fits: Callable[[Tensor], bool]) -> Iterator[fx.Node]:
-    """A node and what it is a view of, element by element in the same order, as far as they fit; the last first."""
+    """A node and the nodes that it views, with the same elements in the same order, as far as they fit; last first."""
     found = []
     while (value := traced.tensor(node)) is not None:
         if fits(value):

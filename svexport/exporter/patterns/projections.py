@@ -1,4 +1,4 @@
-"""Deformable attention with the linear layers around it: of offsets, of attention, of the output and of the value."""
+"""Finds deformable attention with the linear layers of its offsets, attention weights, output and value."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ def projected_deform_attn(
     scale: Tensor,
     sizes: Any,
 ) -> Tensor:
-    """:func:`svexport.ops.ms_deform_attn` of what linear layers make of queries and of the value.
+    """:func:`svexport.ops.ms_deform_attn` with the linear layers before and after it.
 
     Args:
-        layers: those of offsets, attention, the output and, if there are four, the value.
+        layers: the linear layers of offsets, attention weights, output and, if there are four, value.
         shape: numbers of heads M, levels L and points P.
         query: ``(N, Lq, C)``.
-        source: ``(N, S, C)``, from which the value is projected; with three layers the value, ``(N, S, M, D)``.
-        centre: broadcast to ``(N, Lq, M, L, P, 2)``: where offsets start.
-        scale: likewise: what offsets are divided by.
-        sizes: of the levels, (height, width): a tensor, or constants.
+        source: ``(N, S, C)``, from which the value is projected; with three layers, the value ``(N, S, M, D)``.
+        centre: where offsets start, broadcast to ``(N, Lq, M, L, P, 2)``.
+        scale: divisor of the offsets, broadcast likewise.
+        sizes: (height, width) of each level, as a tensor or constants.
     """
     shapes = sizes if isinstance(sizes, Tensor) else shapes_of(sizes, query.device)
     if _fits(layers, query, source, centre, scale):
@@ -62,7 +62,7 @@ def projected_deform_attn(
 
 
 def _fits(layers: Sequence[nn.Module], query: Tensor, source: Tensor, centre: Tensor, scale: Tensor) -> bool:
-    """Whether one node is all that the layers do: plain ones, of one precise dtype, and no tracer or transform."""
+    """Whether one autograd node can do it all: plain layers, all float32 or all float64, no tracer or transform."""
     dtype = query.dtype
     if tracing() or not has_plain_gradients(query) or scale.requires_grad:
         return False
@@ -72,7 +72,7 @@ def _fits(layers: Sequence[nn.Module], query: Tensor, source: Tensor, centre: Te
 
 
 def _is_plain(layer: Any) -> bool:
-    """Whether a module is a linear layer with a bias, and calling it does nothing else."""
+    """Whether a module is a plain ``nn.Linear`` with a bias and without hooks."""
     return type(layer) is nn.Linear and layer.bias is not None and is_bare(layer)
 
 
@@ -95,7 +95,7 @@ def find(traced: Traced) -> Iterator[Pattern]:
 
 
 def _pattern(traced: Traced, output: fx.Node, value: Any, sizes: Any, locations: Any, weights: Any) -> Pattern | None:
-    """The part that ends with ``output``, of the arguments of the call."""
+    """The part that ends with ``output``, for the arguments of the call."""
     attention = _linear(traced, _softmax(traced, weights))
     places = _places(traced, locations)
     if attention is None or places is None:
@@ -134,7 +134,7 @@ def _pattern(traced: Traced, output: fx.Node, value: Any, sizes: Any, locations:
 
 
 def _like(layer: Any, dtype: torch.dtype) -> nn.Module:
-    """A layer with its weights in a dtype."""
+    """A copy of a linear layer with its weights in a dtype."""
     copy = nn.Linear(layer.in_features, layer.out_features, device="meta")
     copy.weight = nn.Parameter(layer.weight.detach().to(dtype), requires_grad=False)
     copy.bias = nn.Parameter(layer.bias.detach().to(dtype), requires_grad=False)
@@ -146,21 +146,21 @@ def _is_linear(traced: Traced, node: Any) -> bool:
 
 
 def _source(node: Any) -> Any:
-    """What a node is a view of."""
+    """The node that a node views, past views with a single user."""
     while isinstance(node, fx.Node) and node.target in VIEWS and len(node.users) == 1:
         node = operand(node, 0, "input")
     return node
 
 
 def _linear(traced: Traced, node: Any) -> fx.Node | None:
-    """The call of a linear layer that a node is a view of, if nobody else uses it."""
+    """The call of a linear layer that a node views, if it has no other users."""
     node = _source(node)
     alone = isinstance(node, fx.Node) and len(node.users) == 1
     return node if alone and _is_linear(traced, node) else None
 
 
 def _softmax(traced: Traced, node: Any) -> Any:
-    """What a node is a view of the softmax of, over its last dimension."""
+    """The node whose softmax over the last dimension a node views."""
     node = _source(node)
     if not isinstance(node, fx.Node) or len(node.users) != 1:
         return None
@@ -172,7 +172,7 @@ def _softmax(traced: Traced, node: Any) -> Any:
 
 
 def _places(traced: Traced, node: Any) -> tuple[fx.Node, fx.Node, fx.Node] | None:
-    """Of ``centre + linear(query) / scale`` the call of the linear layer and the nodes of the other two."""
+    """The linear call, centre and scale of a node that is ``centre + linear(query) / scale``; None for any other."""
     if not isinstance(node, fx.Node) or node.target not in _ADDS or len(node.args) != 2 or len(node.users) != 1:
         return None
     for centre, divided in (node.args, node.args[::-1]):

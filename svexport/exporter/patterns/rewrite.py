@@ -1,4 +1,4 @@
-"""Classes whose forward is a graph that was changed, beside the one that their author wrote."""
+"""Classes that have a rewritten graph as their forward, next to the forward that their author wrote."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Rewrite:
     """A forward as plain data, from which another process makes the same class.
 
     Attributes:
-        text: two functions: the graph, and the forward that calls it for the arguments that it was recorded for.
-        names: what the text refers to: a name, the module that holds it and its path there.
-        reads: attributes of the module that the graph holds as constants. When one is set, the forward is again the
-            one that the author wrote.
-        whole: of a graph that takes the place of submodules.
+        text: two functions: the graph, and the forward that calls it for arguments like the recorded ones.
+        names: what the text refers to: a name, the module that holds it, and its path there.
+        reads: attributes of the module that the graph holds as constants. Once one is set, the author's forward
+            runs again.
+        whole: the submodules that the graph replaces, if any.
     """
 
     text: str
@@ -44,16 +44,16 @@ class Rewrite:
 
 @dataclass(frozen=True)
 class Whole:
-    """Submodules whose forward is part of a graph.
+    """Submodules whose forward is part of the graph.
 
     Attributes:
-        modules: each by the index of the one that holds it (0 is the module itself, then in this order from 1), its
-            name there, and module and name of its class. While one is of another class, or has a hook, the forward is
-            the author's.
-        weights: of the op, by indices: of one module, or of those whose weights it has as one.
-        gradients: whether it may run where gradients are recorded.
-        plain: whether it may run for nothing else: not for tracers, and in inference too for no other types than
-            gradients are written for.
+        modules: for each, the index of its parent (0 is the module itself, then in this order from 1), its name
+            there, and module and name of its class. While one has another class, or a hook, the author's forward
+            runs.
+        weights: the op's weights, as indices: of one module, or of several whose weights the op takes joined.
+        gradients: whether it may run while gradients are recorded.
+        plain: whether it runs only as gradients allow: not in tracers, and in inference too only in the dtypes that
+            the gradients support.
     """
 
     modules: tuple[tuple[int, str, str, str], ...]
@@ -70,7 +70,7 @@ def whole_of(
     gradients: bool,
     plain: bool = False,
 ) -> Whole:
-    """The submodules of these names and those that hold them."""
+    """The named submodules and their parents."""
     index: dict[str, int] = {"": 0}
     modules = []
     for path in (*inlined, *(path for step in steps for path in step)):
@@ -85,10 +85,10 @@ def whole_of(
 
 
 def _weights(root: nn.Module, whole: Whole) -> list[Any] | None:
-    """The weights of a whole; None where its submodules are others than they were, or have hooks.
+    """The weights of a whole; None if its submodules have changed, or have hooks.
 
-    Where gradients are recorded, those that the op has as one are a tuple; and there are none, None, for what gradients
-    are not written for: autocast, half, transformations of them.
+    While gradients are recorded, weights that the op takes joined are a tuple; and the result is None for what the
+    gradients do not support: autocast, half, and transforms.
     """
     found = [root]
     for holder, name, module, kind in whole.modules:
@@ -100,7 +100,7 @@ def _weights(root: nn.Module, whole: Whole) -> list[Any] | None:
         if type(held) is nn.Dropout and held.training and held.p:
             return None
         found.append(held)
-    steps: list[tuple[Any, ...]] = []  # a weight each, or as many as the op has as one
+    steps: list[tuple[Any, ...]] = []  # one weight each, or several that the op takes joined
     for step in whole.weights:
         steps += [tuple(found[i]._parameters.get(name) for i in step) for name in ("weight", "bias")]
     weights = [w for step in steps for w in step]
@@ -115,31 +115,31 @@ def _weights(root: nn.Module, whole: Whole) -> list[Any] | None:
 
 
 def weights_of(root: nn.Module, rewrite: Rewrite) -> list[Any] | None:
-    """What the forward of a whole would be given now; None where it is the author's."""
+    """The weights that the forward of a whole would get now; None if the author's forward runs."""
     return None if rewrite.whole is None else _weights(root, rewrite.whole)
 
 
 def _composed(whole: Whole) -> bool:
-    """Whether the forward is the author's: where gradients are recorded that a whole has not, or by a tracer."""
+    """Whether the author's forward runs: a tracer is active, or gradients are recorded that a whole does not have."""
     recorded = torch.is_grad_enabled()
     return (recorded and not whole.gradients) or ((recorded or whole.plain) and tracing())
 
 
 FILES = "<svexport "
-"""What the names of files of rewritten forwards begin with, in tracebacks."""
+"""Prefix of the file names of rewritten forwards in tracebacks."""
 
 _GRAPH = "_svexport_graph"
 
 
 def rewrite_of(traced: Traced, whole: Whole | None = None) -> Rewrite:
-    """The forward of a module with the changes that were made to its graph.
+    """The forward of a module with the changes made to its graph.
 
     Raises:
-        NotTraced: if the graph calls what no other process would find.
+        NotTraced: if the graph calls something that another process could not find.
     """
     code = traced.graph.python_code("self")
     _, _, body = code.src.partition("def forward(")
-    graph = re.sub(r"\A(.*?\)) -> .*?:\n", r"\1:\n", f"def {_GRAPH}({body}")  # annotations have no names here
+    graph = re.sub(r"\A(.*?\)) -> .*?:\n", r"\1:\n", f"def {_GRAPH}({body}")  # names in annotations are unknown here
     text = f"{graph.strip()}\n\n{_forward(traced, whole is not None)}"
     words = set(re.findall(r"\w+", graph))
     names = [(name, *_place(value)) for name, value in code.globals.items() if name in words]
@@ -147,7 +147,7 @@ def rewrite_of(traced: Traced, whole: Whole | None = None) -> Rewrite:
 
 
 def _place(value: Any) -> tuple[str, str]:
-    """Where another process finds a value: a module, and its path there."""
+    """Where another process finds a value: a module, and the path in it."""
     if inspect.ismodule(value):
         return value.__name__, ""
     path = getattr(value, "__qualname__", getattr(value, "__name__", None))
@@ -171,7 +171,7 @@ def _found(module: str, path: str) -> Any:
 
 
 def _forward(traced: Traced, whole: bool) -> str:
-    """A forward of the author's parameters, which calls the graph where it was recorded for such arguments."""
+    """A forward with the author's parameters, as text, which calls the graph for arguments like the recorded ones."""
     signature = inspect.signature(type(traced.module).forward)
     parameters, starred = [], False
     for name, parameter in signature.parameters.items():
@@ -187,8 +187,8 @@ def _forward(traced: Traced, whole: bool) -> str:
     unlike, given, all_of_them = [f"{this}._svexport_stale"], [], []
     for name in sorted(traced.reads):
         value = vars(traced.module)[name]
-        if type(value) in (dict, list, set):  # which may be changed and stay the same object
-            if not is_literal(value):  # which cannot be compared at every call
+        if type(value) in (dict, list, set):  # may change in place
+            if not is_literal(value):  # cannot be compared at every call
                 raise NotTraced(f"its forward reads {name}, a {type(value).__name__} of more than plain values")
             unlike.append(f"{this}.{name} != {value!r}")
     for argument in traced.arguments:
@@ -239,7 +239,7 @@ def _forward(traced: Traced, whole: bool) -> str:
 
 
 def _differs(given: Any, recorded: Any) -> bool:
-    """Whether a container is not the one that a graph is for; sizes that a tracer has as symbols are not compared."""
+    """Whether a container differs from the recorded one; sizes that are a tracer's symbols are not compared."""
     if isinstance(recorded, (list, tuple, dict)):
         if type(given) is not type(recorded) or len(given) != len(recorded):
             return True
@@ -250,14 +250,14 @@ def _differs(given: Any, recorded: Any) -> bool:
 
 
 class _Rewritten:
-    """Mixin of a class whose forward is a graph."""
+    """Mixin for a class whose forward is a graph."""
 
     _svexport_author: type
     _svexport_rewrite: Rewrite
     _svexport_stale = False
 
     def __init_subclass__(cls, **_: Any) -> None:
-        """Keeps the class from those who collect the subclasses of its base."""
+        """Skips the base's hook, which may collect its subclasses."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         rewrites = [vars(kind).get("_svexport_rewrite") for kind in type(self).__mro__]
@@ -266,7 +266,7 @@ class _Rewritten:
         super().__setattr__(name, value)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """By the author's class: this one is no attribute of a module, where pickle could find it."""
+        """Pickles by the author's class: pickle cannot find this one, which is no attribute of a module."""
         reduced = super().__reduce_ex__(protocol)
         if not isinstance(reduced, tuple):
             return reduced
@@ -287,7 +287,7 @@ def _remade(rewrites: Iterable[Rewrite], function: Callable[..., Any], args: tup
 
 
 def apply(module: nn.Module, rewrite: Rewrite) -> None:
-    """Gives a module that forward."""
+    """Gives a module the rewritten forward."""
     kind: Any = type(module)
     module.__class__ = _class(kind, rewrite)
 
@@ -295,7 +295,7 @@ def apply(module: nn.Module, rewrite: Rewrite) -> None:
 @functools.lru_cache(maxsize=1024)
 def _class(base: type, rewrite: Rewrite) -> type:
     forward, author = _compiled(rewrite), base.forward  # type: ignore[attr-defined]
-    # torch.jit.script compiles the author's text, with the names that it has.
+    # torch.jit.script compiles the author's source text, which needs its own globals.
     forward.__wrapped__ = author  # type: ignore[attr-defined]
     for name in author.__code__.co_names:
         if name in author.__globals__ and name != "__name__":  # see _compiled
@@ -328,7 +328,7 @@ def _class(base: type, rewrite: Rewrite) -> type:
 
 
 def _compiled(rewrite: Rewrite) -> FunctionType:
-    # No __name__: torch.compile would look for the others in the module of that name.
+    # Without __name__, because torch.compile would look up the other names in that module.
     names: dict[str, Any] = {name: _found(module, path) for name, module, path in rewrite.names}
     file = f"{FILES}{hashlib.sha256(rewrite.text.encode()).hexdigest()[:16]}>"
     lines = rewrite.text.splitlines(keepends=True)
@@ -340,7 +340,7 @@ def _compiled(rewrite: Rewrite) -> FunctionType:
 def replace_nodes(
     graph: fx.Graph, old: Sequence[fx.Node], new: Sequence[fx.Node], modules: Set[str] = frozenset()
 ) -> None:
-    """Has all users of nodes use others, and erases these with what only they used; of submodules ``modules`` alone."""
+    """Replaces nodes by others, and erases them and what only they used; of calls of submodules, only ``modules``."""
     for before, after in zip(old, new, strict=True):
         before.replace_all_uses_with(after)
     pending = list(old)

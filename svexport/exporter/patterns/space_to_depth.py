@@ -1,4 +1,4 @@
-"""Four strided slices of an image, concatenated: the Focus stem of YOLOX and YOLOv5."""
+"""Finds four concatenated strided slices of an image: the Focus stem of YOLOX and YOLOv5."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ORDER = [(0, 0), (1, 0), (0, 1), (1, 1)]
 
 
 def find(traced: Traced) -> Iterator[Pattern]:
-    """What may be a :func:`svexport.ops.space_to_depth`."""
+    """Parts that may be :func:`svexport.ops.space_to_depth`."""
     for node in traced.graph.nodes:
         if node.target not in CATS or operand(node, 1, "dim") not in (1, -3):
             continue
@@ -34,7 +34,7 @@ def find(traced: Traced) -> Iterator[Pattern]:
 
 
 def _start(traced: Traced, node: Any) -> tuple[int, int] | None:
-    """Row and column that every other one of an image is taken from."""
+    """The first row and column of a slice that takes every other row and column; None for any other node."""
     if not isinstance(node, fx.Node) or node.target is not operator.getitem:
         return None
     image, index = node.args

@@ -1,4 +1,4 @@
-"""The forward of one module as a graph of torch's functions, with the values that it computed."""
+"""Records the forward of one module as a graph of torch's functions, with the values that it computed."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ __all__ = ["Argument", "Comparison", "NotTraced", "Traced", "is_literal", "opera
 
 @dataclass(frozen=True)
 class Argument:
-    """What a graph has been recorded for: one argument of a forward.
+    """One argument of a forward, as the graph was recorded for it.
 
     Attributes:
-        name: of the parameter.
-        length: of a list or tuple of tensors; None of what is none.
-        ranks: of the tensors.
-        constant: whether it is no tensor, but ``value``.
+        name: name of the parameter.
+        length: length of a list or tuple of tensors; None for anything else.
+        ranks: ranks of the tensors.
+        constant: whether it is the constant ``value`` instead of tensors.
         value: None, a bool, a number, a string, or lists, tuples and dictionaries of them.
     """
 
@@ -46,12 +46,12 @@ class Argument:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Of sizes of arguments, by which a forward has decided.
+    """A comparison of sizes of arguments, on which a forward branched.
 
     Attributes:
         left, right: a number; or an argument or attribute, by its node, and the dimension whose size it is.
-        sign: as in Python's text.
-        holds: what it came to.
+        sign: the operator as Python text.
+        holds: the outcome.
     """
 
     left: int | tuple[fx.Node, int]
@@ -76,11 +76,11 @@ _RANKS = {"dim", "ndimension"}
 
 _BY_SIZE: set[Any] = {"unbind", "split", "chunk", "tensor_split", "hsplit", "vsplit", "dsplit"}
 _BY_SIZE |= {getattr(torch, name) for name in _BY_SIZE} | {"tolist"}
-"""Return as many as sizes or values say."""
+"""Functions whose number of results depends on sizes or values."""
 
 
 class _Proxy(fx.Proxy):
-    """Which knows how long a shape or a list is: that follows from ranks, for which the graph is."""
+    """A proxy that knows the length of a shape or list, which follows from the ranks that the graph is for."""
 
     def __len__(self) -> int:
         found = self.tracer.length(self.node)  # type: ignore[attr-defined]
@@ -88,9 +88,9 @@ class _Proxy(fx.Proxy):
 
 
 class _Tracer(fx.Tracer):
-    """Records one module's own code; its submodules are called as they are, with their hooks.
+    """Records one module's own code; its submodules are called unchanged, with their hooks.
 
-    What it records it computes, too: how long a shape is decides what code does with it.
+    It also computes what it records, because code depends, for example, on the length of a shape.
     """
 
     proxy_buffer_attributes = True
@@ -150,7 +150,7 @@ class _Tracer(fx.Tracer):
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        # What a submodule calls while it is computed is not recorded.
+        # Calls inside a submodule are not recorded while it is computed.
         return forward(*args, **kwargs) if self.guard.asleep else super().call_module(m, forward, args, kwargs)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, fx.Proxy]) -> Any:
@@ -160,7 +160,7 @@ class _Tracer(fx.Tracer):
         return _Proxy(node, self)
 
     def to_bool(self, obj: Any) -> bool:
-        """Of a comparison of ranks, for which the graph is."""
+        """The outcome of a comparison of ranks, which are fixed for the graph."""
         if obj.node.target in _COMPARISONS and all(n.target in _RANKS for n in obj.node.all_input_nodes):
             return bool(self.values[obj.node])
         return super().to_bool(obj)
@@ -170,7 +170,7 @@ class _Tracer(fx.Tracer):
         return super().iter(obj) if length is None else iter([obj[i] for i in range(length)])
 
     def length(self, node: fx.Node) -> int | None:
-        """How long a value is, where that follows from ranks or is noted as a size that the graph is for.
+        """The length of a value, if it follows from ranks, or is noted as a size that the graph is for.
 
         Raises:
             NotTraced: if it follows from other sizes.
@@ -188,7 +188,7 @@ class _Tracer(fx.Tracer):
         return len(value) if isinstance(value, (tuple, list)) else None
 
     def _size(self, value: Any) -> int | tuple[fx.Node, int, int] | None:
-        """A number; or the argument or attribute whose size a value is, its dimension, and the size."""
+        """A number; or the argument or attribute whose size the value is, with its dimension and the size."""
         if type(value) is int:
             return value
         if not isinstance(value, fx.Proxy) or not isinstance(size := self.values.get(value.node), int):
@@ -209,7 +209,7 @@ class _Tracer(fx.Tracer):
         return place[0], place[1] + dim % self.values[of].dim(), size
 
     def _sized(self, node: fx.Node) -> tuple[fx.Node, int] | None:
-        """The argument or attribute, and its dimension, that a tensor has its first size from: it, or a row of it."""
+        """The argument or attribute, and its dimension, that gives a tensor its first size: itself, or a row of it."""
         if node.op in ("placeholder", "get_attr"):
             return node, 0
         row = node.target is operator.getitem and isinstance(node.args[1], int)
@@ -228,7 +228,7 @@ class _Tracer(fx.Tracer):
         return function, [self.root, *(value for name, value in values.items() if name not in keywords)]
 
     def text(self, graph: fx.Graph) -> tuple[str, list[str]]:
-        """A graph, and the sizes and comparisons that it is for."""
+        """The text of a graph, and the sizes and comparisons that it is for."""
         return graph.python_code("self").src, [*map(str, self.sizes.items()), *map(str, self.comparisons)]
 
     def _placeholder(self, name: str, value: Any) -> Any:
@@ -250,7 +250,7 @@ class _Tracer(fx.Tracer):
 
 
 def is_literal(value: Any) -> bool:
-    """Whether Python reads what ``repr`` writes of a value: finite numbers, strings, and containers of them."""
+    """Whether Python can read back a value's ``repr``: finite numbers, strings, and containers of them."""
     if type(value) in (list, tuple, set, dict):
         held = [*value, *value.values()] if isinstance(value, dict) else value
         return all(map(is_literal, held))
@@ -266,7 +266,7 @@ def _called(root: nn.Module, node: fx.Node, args: Sequence[Any], kwargs: Mapping
 
 
 def _held(holder: Any, name: str) -> Any:
-    """An attribute, without asking a module's ``__getattr__``, which records."""
+    """An attribute, without calling a module's ``__getattr__``, which records."""
     held = vars(holder)
     kinds = ("_parameters", "_buffers", "_modules") if isinstance(holder, nn.Module) else ()
     return next((held[kind][name] for kind in kinds if name in held[kind]), held.get(name))
@@ -277,15 +277,15 @@ class Traced:
     """A forward as a graph.
 
     Attributes:
-        module: whose forward it is.
-        graph: of functions and methods of torch and calls of submodules.
-        arguments: of the forward, in the order of the graph's placeholders.
-        values: what each node of the graph came to.
-        changed: nodes whose value was changed in place later on.
-        reads: attributes of the module that are no tensors and no modules, and which the forward read.
+        module: the module whose forward it is.
+        graph: calls of torch's functions and methods, and of submodules.
+        arguments: arguments of the forward, in the order of the graph's placeholders.
+        values: the computed value of each node.
+        changed: nodes whose value was changed in place later.
+        reads: attributes that the forward read and that are neither tensors nor modules.
         inlined: names of the submodules whose own code is in the graph.
-        sizes: of arguments and attributes, by their node and dimension, that the graph is for.
-        comparisons: of sizes, that must come to the same.
+        sizes: sizes of arguments and attributes that the graph is for, by node and dimension.
+        comparisons: comparisons of sizes, which must have the same outcome.
     """
 
     module: nn.Module
@@ -305,11 +305,11 @@ class Traced:
         return value if isinstance(value, Tensor) else None
 
     def forget(self) -> None:
-        """To be called when the graph has been changed."""
+        """Drops cached ancestors; call it when the graph has changed."""
         self._ancestors.clear()
 
     def ancestors(self, node: fx.Node) -> frozenset[fx.Node]:
-        """A node and all that it is computed from."""
+        """A node and all nodes that it is computed from."""
         if node not in self._ancestors:
             for each in self.graph.nodes:
                 known = [self._ancestors[n] for n in each.all_input_nodes if n in self._ancestors]
@@ -321,9 +321,9 @@ class Traced:
     def region(
         self, output: fx.Node, given: Iterable[fx.Node], modules: Set[str] = frozenset()
     ) -> list[fx.Node] | None:
-        """The nodes between ``given`` and ``output``, in order; None where the output is computed from more than that.
+        """The nodes between ``given`` and ``output``, in order; None if the output depends on anything else.
 
-        Sizes, types and devices of other values count as known, and so do their constants, and ``modules``.
+        Sizes, dtypes and devices of other values count as known; so do constants made from these, and ``modules``.
         """
         stop, found, pending = set(given), set(), [output]
         while pending:
@@ -345,7 +345,7 @@ class Traced:
         return [node for node in self.graph.nodes if node in found]
 
     def _only_like(self, node: fx.Node, argument: fx.Node) -> bool:
-        """Whether a node asks an argument for nothing but its shape, type and device."""
+        """Whether a node reads only the shape, dtype and device of an argument."""
         if node.target is getattr:
             return node.args[1] in ("shape", "dtype", "device", "ndim")
         if node.op == "call_method" and node.args and node.args[0] is argument:
@@ -358,12 +358,12 @@ class Traced:
     def evaluate(
         self, output: fx.Node, given: Mapping[fx.Node, Any], modules: dict[str, nn.Module] | None = None
     ) -> Any:
-        """A node's value for other values of some nodes, in float64, whatever the model computes in.
+        """A node's value for other values of some nodes, computed in float64 whatever the model's dtype.
 
-        What does not depend on those is as it was.
+        Nodes that do not depend on these keep their recorded values.
 
         Args:
-            modules: copies of submodules in float64, by name; gets those that are missing.
+            modules: float64 copies of submodules, by name; missing ones are added to it.
         """
         values: dict[fx.Node, Any] = dict(given)
         needed: set[fx.Node] = set()
@@ -406,7 +406,7 @@ def operand(node: fx.Node, index: int, name: str) -> Any:
 
 
 def _compiling(on: bool) -> AbstractContextManager[None]:
-    """What ``torch.compiler.is_compiling`` says."""
+    """Sets what ``torch.compiler.is_compiling`` returns."""
     return swapped(torch.compiler, _is_compiling_flag=on)
 
 
@@ -415,7 +415,7 @@ def _modes(module: nn.Module, training: bool) -> Iterator[None]:
     before = {m: m.training for m in module.modules()}
     try:
         for m in before:
-            m.training = False  # of submodules: they are computed
+            m.training = False  # submodules are computed in eval mode
         module.training = training
         yield
     finally:
@@ -435,13 +435,13 @@ def trace(
 
     Args:
         module: in any mode; its forward must be one graph in both.
-        args, kwargs: what it was called with.
-        inline: records its submodules too, down to torch's.
+        args, kwargs: the arguments of the call.
+        inline: whether to record its submodules too, down to torch's.
         leaves: functions of the forward's own module that are recorded as one call.
 
     Raises:
-        NotTraced: if the forward is no fixed sequence of functions of torch and submodules: it decides by values or
-            sizes, changes itself, prints, draws random numbers or sets a mode.
+        NotTraced: if the forward is no fixed sequence of torch functions and submodules: it branches on values or
+            sizes, changes its own state, prints, draws random numbers or sets a mode.
     """
     if "forward" in vars(module):
         raise NotTraced("it has a forward of its own")
@@ -480,9 +480,9 @@ def trace(
 
 
 def _join(of_training: fx.Graph, graph: fx.Graph, tracer: _Tracer) -> None:
-    """Has both graphs read ``self.training`` where all they differ in is a constant: True of one, False of the other.
+    """Makes the graphs read ``self.training`` where they differ in one constant: True in training, False otherwise.
 
-    That is what a forward gives functions such as ``F.dropout``.
+    A forward passes such a constant to functions such as ``F.dropout``.
     """
 
     def differs(a: Any, b: Any) -> bool:
@@ -534,12 +534,12 @@ def _record(
     except TypeError as error:
         raise NotTraced(f"its class cannot be watched: {error}") from None
     try:
-        gc.disable()  # what others have called on a collection, such as a clock, is no part of the forward
+        gc.disable()  # callbacks of a collection, which may read a clock, are no part of the forward
         sys.setprofile(guard)
         graph = tracer.trace(module)
     except NotTraced:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever a forward does with what is no tensor
+    except Exception as error:  # noqa: BLE001 - a forward may do anything with a proxy that is no tensor
         text = str(error).strip().partition("\n")[0].partition(". ")[0]
         raise NotTraced(f"its forward is no fixed graph: {type(error).__name__}: {text}") from None
     finally:
@@ -557,20 +557,20 @@ def _record(
         raise NotTraced("its forward changes tensors in place")
     for node in reversed(graph.nodes):
         asked = node.target in _RANKS | _COMPARISONS.keys() and not isinstance(tracer.values[node], Tensor)
-        if not node.users and (asked or node.target in (getattr, operator.getitem)):  # unpacking a shape leaves some
+        if not node.users and (asked or node.target in (getattr, operator.getitem)):  # left from unpacking a shape
             graph.erase_node(node)
     return tracer, graph, frozenset(reads - {"training"})
 
 
 class _Unseen:
-    """Keeps the class that watches a module from those who collect the subclasses of its base."""
+    """Skips the base's ``__init_subclass__`` hook for the class that watches a module."""
 
     def __init_subclass__(cls, **_: Any) -> None:
         pass
 
 
 def _state(module: nn.Module) -> dict[str, Any]:
-    """What a forward could change, as plain as can be compared."""
+    """The state that a forward could change, in a form that can be compared."""
 
     def shallow(value: Any) -> Any:
         if isinstance(value, (list, tuple, set)):
