@@ -1,4 +1,4 @@
-"""Habits in the sources of a training repo that cost at export or run time. Nothing of them is imported or run."""
+"""Finds patterns in the sources of a training repo that cost at export or run time, without importing or running it."""
 
 from __future__ import annotations
 

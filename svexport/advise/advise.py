@@ -1,4 +1,4 @@
-"""Sources in, findings out."""
+"""Runs the rules on source files and collects the findings."""
 
 from __future__ import annotations
 

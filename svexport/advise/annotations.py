@@ -1,4 +1,4 @@
-"""What annotations of arguments and results say."""
+"""Reads the kinds of arguments and results from annotations."""
 
 from __future__ import annotations
 

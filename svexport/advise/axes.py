@@ -1,4 +1,4 @@
-"""Axes that an expression adds to a tensor, or puts elsewhere."""
+"""Recognizes expressions that add axes to a tensor or move its axes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparisons of tensors with numbers, as operators, methods or functions."""
+"""Recognizes comparisons of tensors with numbers, as operators, methods or functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which values reach a name: the bindings of a function, and where each is read."""
+"""Data flow in a function: which bindings reach each read of a name."""
 
 from __future__ import annotations
 

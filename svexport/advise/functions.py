@@ -1,4 +1,4 @@
-"""What a file defines: imported names, classes, and functions with what reaches them; all from the syntax tree."""
+"""The definitions of a file, from its syntax tree: imported names, classes, and functions with what reaches them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Branches that do not count: of training, of what no tracer sees, and of what is made once."""
+"""Branches to ignore: code for training only, code that no tracer sees, and code that runs once."""
 
 from __future__ import annotations
 

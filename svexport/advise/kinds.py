@@ -1,4 +1,4 @@
-"""Which expressions of a function are tensors and sizes, as far as its text tells. What is not certain has no kind."""
+"""Infers from a function's text which expressions are tensors and which are sizes; uncertain ones have no kind."""
 
 from __future__ import annotations
 

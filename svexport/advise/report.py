@@ -1,4 +1,4 @@
-"""What was found in which files."""
+"""The report of findings in files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rule is, and what it finds."""
+"""The definition of a rule, and of its findings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks of tensors, and their axes of size 1, as far as a function's text tells."""
+"""Infers ranks of tensors, and their axes of size 1, from a function's text."""
 
 from __future__ import annotations
 

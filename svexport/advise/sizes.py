@@ -1,4 +1,4 @@
-"""Sizes of tensors: which are those of a first axis."""
+"""Recognizes sizes of tensors, and which of them are the size of a first axis."""
 
 from __future__ import annotations
 

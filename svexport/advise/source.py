@@ -1,4 +1,4 @@
-"""The text of one Python file: read with limits, addressed by syntax tree positions, edited without reformatting."""
+"""The text of a Python file: read with limits, addressed by syntax tree positions, and edited without reformatting."""
 
 from __future__ import annotations
 

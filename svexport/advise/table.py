@@ -1,4 +1,4 @@
-"""The table of rules as Markdown, for the docs: ``python -m svexport.advise.table``."""
+"""Writes the table of rules as Markdown for the docs: ``python -m svexport.advise.table``."""
 
 from __future__ import annotations
 

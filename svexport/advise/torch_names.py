@@ -1,4 +1,4 @@
-"""Names that tell what code does: of torch's functions and methods, and of classes and arguments in training repos."""
+"""Names with a known meaning: torch's functions and methods, and common classes and arguments of training repos."""
 
 from __future__ import annotations
 

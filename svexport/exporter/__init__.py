@@ -1,1 +1,1 @@
-"""A torch model to a file: two tracers, their translations, what is written and how it is proven."""
+"""Exports a torch model to a file: two tracers, their translations, writing the file, and proving it."""

@@ -1,4 +1,4 @@
-"""Whether what a file computes is what torch does: held to its tolerances, or excused by torch's own rounding."""
+"""Decides whether a file agrees with torch: within tolerances, or within torch's own rounding errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program of torch.export takes its dynamic sizes to be: of others it says nothing."""
+"""The dynamic sizes that a torch.export program is valid for; it makes no statement about others."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Batch norms of half models join the convolutions before them in float32.
+"""Folds batch norms of half models into the preceding convolutions in float32.
 
-The exporter's optimizer computes that in half: each weight is rounded several times, and an ``eps`` of 1e-5 with it.
+The exporter's optimizer does this in half, which rounds each weight several times, and an ``eps`` of 1e-5 too.
 """
 
 from __future__ import annotations

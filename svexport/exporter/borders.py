@@ -1,4 +1,4 @@
-"""Sizes in Python: comparisons of dynamic sizes, the numbers made of them, and the sizes at which they turn."""
+"""Python numbers from dynamic sizes: comparisons, numbers computed from sizes, and the sizes at which they change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of a whole number that torch.export takes as it is, for numbers that are dynamic sizes."""
+"""Functions with an integer argument that torch.export requires to be static, for arguments that are dynamic sizes."""
 
 from __future__ import annotations
 

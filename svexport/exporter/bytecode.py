@@ -1,4 +1,4 @@
-"""What the code of a function loads by names, and copies of code that load something else."""
+"""Reads which names a function's bytecode loads, and makes copies of code that load other names."""
 
 from __future__ import annotations
 

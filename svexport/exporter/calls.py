@@ -1,4 +1,4 @@
-"""The calls of functions that a model's forward makes: what is the same as an op, and what a copy leaves to torch."""
+"""Function calls in a model's forward: which are equivalent to an op, and which a copy leaves to torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From an exporter's file to ours: the user's names, the source line of each svexport node, no leftovers."""
+"""Cleans an exporter's file: the user's names, the source line of each svexport node, no leftovers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Complex numbers, with which ONNX does not compute, traced as their real and imaginary parts."""
+"""Traces complex numbers, which ONNX cannot compute with, as their real and imaginary parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values that Python takes of tensors which no input decides, as ``torch.export`` traces: they are constants."""
+"""Values that Python reads from tensors during a ``torch.export`` trace and that depend on no input, as constants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All that is another while torch.export traces a model and the exporter behind it decomposes the graph."""
+"""All temporary changes to torch while torch.export traces a model and the exporter decomposes the graph."""
 
 from __future__ import annotations
 

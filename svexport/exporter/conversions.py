@@ -1,7 +1,6 @@
-"""Conversions to ONNX that both exporters get, in place of theirs that say something else than torch.
+"""Conversions to ONNX for both exporters; they replace conversions that compute something else than torch.
 
-Each is given a :class:`Writer`, and the arguments that torch has: values of a graph, and numbers of Python where they
-are known.
+Each is called with a :class:`Writer` and torch's arguments: values of a graph, and Python numbers if they are known.
 """
 
 from __future__ import annotations

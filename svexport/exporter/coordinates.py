@@ -1,7 +1,7 @@
-"""What of half models stays float32 behind their products: coordinates, norms, and what those are computed from.
+"""Selects what stays float32 in a half model after its products: coordinates, norms, and the values they depend on.
 
-A half model samples where its float32 form does. What is computed of parameters alone stays, too, which costs nothing:
-those are numbers of the file.
+This makes a half model sample where its float32 form does. Values computed from parameters alone also stay float32,
+which costs nothing, because they are constants of the file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Conversions of the TorchScript exporter that say something else than torch, and ours in their place."""
+"""Replaces conversions of the TorchScript exporter that compute something else than torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forwards that change something at each call: whether they compute something else after many."""
+"""Checks whether a forward that changes state at each call computes something else after many calls."""
 
 from __future__ import annotations
 

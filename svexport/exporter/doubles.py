@@ -1,7 +1,7 @@
-"""Functions of double precision whose numbers ONNX has as attributes, or the exporter as constants, of float32.
+"""Double-precision functions whose numbers ONNX stores as float32 attributes, or the exporter as float32 constants.
 
-They are made of others, whose numbers are tensors, where a tensor is of double precision; else they stay as they are.
-ONNX has the ``eps`` of norms in float32 too, which is left: it is a number that nobody chose to eight digits.
+For double tensors they are composed of functions that take these numbers as tensors; for others they stay unchanged.
+ONNX also stores the ``eps`` of norms in float32. That is left, because nobody chooses an eps to eight digits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Random numbers that a forward draws: whether its results depend on them, however seldom."""
+"""Checks whether the results of a forward depend on random numbers that it draws, however rarely."""
 
 from __future__ import annotations
 

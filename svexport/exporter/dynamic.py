@@ -1,4 +1,4 @@
-"""Dynamic sizes as a user spells them, and as what follows reads them: ``{input: {axis: symbol}}``."""
+"""Converts dynamic sizes from the user's notation to the internal one: ``{input: {axis: symbol}}``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The exporter on torch.export, with our translations in its table."""
+"""Runs the exporter on torch.export, with our translations in its table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dynamic sizes of 0: what a file makes of nothing."""
+"""Checks dynamic sizes of 0: what a file computes from empty inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which replacements make a model faster, measured in place."""
+"""Measures in place which replacements make a model faster."""
 
 from __future__ import annotations
 

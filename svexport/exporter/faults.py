@@ -1,4 +1,4 @@
-"""Single faults of a graph: what an exporter, or a converter, may get wrong of one node."""
+"""Single faults of a graph: the mistakes that an exporter or a converter may make at one node."""
 
 from __future__ import annotations
 

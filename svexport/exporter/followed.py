@@ -1,4 +1,4 @@
-"""Sizes as numbers that note what Python compares them with, rounds and makes of them."""
+"""Sizes as numbers that record how Python compares, rounds and transforms them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions that find as many as values say, ``nonzero`` and masks as indices, and finding another number of them."""
+"""Functions whose output size depends on values, such as ``nonzero`` and mask indexing, and tests with other sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fake quantization to fp8 (E4M3): what torch computes, and the QuantizeLinear and DequantizeLinear that files have."""
+"""Fake quantization to fp8 (E4M3): torch's computation, and the QuantizeLinear and DequantizeLinear of files."""
 
 from __future__ import annotations
 

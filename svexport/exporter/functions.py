@@ -1,4 +1,4 @@
-"""The functions that ``svexport.replace`` knows: torch's, and whole ones of other packages by name and signature."""
+"""The functions that ``svexport.replace`` knows: torch's, and those of other packages, by name and signature."""
 
 from __future__ import annotations
 

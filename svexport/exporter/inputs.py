@@ -1,4 +1,4 @@
-"""Inputs worth trying: of the same kind as the given ones, far from them, and of other sizes."""
+"""Generates trial inputs: like the given ones, far from them, and with other sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The graph of the TorchScript exporter: nodes written into it, and what its values are known to be."""
+"""Access to the TorchScript exporter's graph: writes nodes into it, and reads what is known of its values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choices between masks, of which ONNX Runtime has no Where: by And, Or and Not; and masks as indices."""
+"""Where on masks, which ONNX Runtime does not support, by And, Or and Not; and masks as indices."""
 
 from __future__ import annotations
 

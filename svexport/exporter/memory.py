@@ -1,4 +1,4 @@
-"""Memory while a model is exported: garbage that is collected later, and large blocks that are used again."""
+"""Memory during an export: defers garbage collection, and reuses large blocks."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What Python computes of dynamic sizes, as nodes: its floats are doubles.
+"""Translates Python arithmetic on dynamic sizes to nodes; Python's floats are doubles.
 
-``int(height * 0.7)`` is 62 for 90 in Python, and 63 in float32. A float that is a whole number over another stays the
-pair of them, whose rounding is a division of integers; what is none is computed in DOUBLE, from the sizes on. Tensors
-that such a float goes into get it in FLOAT.
+``int(height * 0.7)`` is 62 for 90 in Python, and 63 in float32. A float that is a quotient of whole numbers is kept as
+this pair, and rounding it is an integer division. Other floats are computed in DOUBLE, starting from the sizes. Tensors
+that use such a float get it in FLOAT.
 """
 
 from __future__ import annotations

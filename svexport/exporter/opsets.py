@@ -1,4 +1,4 @@
-"""Which of torch's two exporters writes which opset."""
+"""Decides which of torch's two exporters writes which opset."""
 
 from __future__ import annotations
 

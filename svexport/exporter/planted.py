@@ -1,4 +1,4 @@
-"""Faults planted in an exported file one after another: which of them inputs would notice."""
+"""Plants faults in an exported file, one after another, to see which of them the inputs reveal."""
 
 from __future__ import annotations
 

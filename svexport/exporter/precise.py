@@ -1,4 +1,4 @@
-"""A file and its model in float64: what rounding hides of their difference shows there."""
+"""Compares a file and its model in float64, which shows differences that rounding hides."""
 
 from __future__ import annotations
 

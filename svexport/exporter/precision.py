@@ -1,4 +1,4 @@
-"""Mixed precision: which calls of a half model stay float32, by rule and by measurement, and a forward that does so."""
+"""Mixed precision: selects which calls of a half model stay float32, by rule and by measurement, and runs them so."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A program of torch.export made of functions that the exporter has, node by node.
+"""Rewrites a torch.export program node by node to functions that the exporter supports.
 
-``ExportedProgram.run_decompositions`` traces the whole program a second time for that, which takes longer than the
-first trace; most nodes it leaves as they are.
+``ExportedProgram.run_decompositions`` would trace the whole program a second time for this. That takes longer than the
+first trace, although it leaves most nodes unchanged.
 """
 
 from __future__ import annotations

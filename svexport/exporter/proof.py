@@ -1,4 +1,4 @@
-"""Whether what takes the place of a part of a model computes the same, and has the same gradients."""
+"""Proves that a replacement of a part of a model computes the same and has the same gradients."""
 
 from __future__ import annotations
 

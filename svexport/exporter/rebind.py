@@ -1,10 +1,10 @@
-"""Copies of functions and classes in which names are bound to svexport's ops.
+"""Copies functions and classes, with names in them bound to svexport's ops.
 
-The functions that a model's forward reaches find others by names: globals (``F.grid_sample``, ``project``), variables
-they close over, defaults, attributes of their module. A copy of a function has one code object less changed than a copy
-of its text would: instructions that load such a name load another one, which is put beside it in the globals of the
-function's module and holds the op, or the copy of the function that is called. Lines, closures and globals stay, so
-that tracebacks, ``global`` and later changes of other names are what they were; and a call costs what it did.
+The functions that a model's forward reaches find others by names: globals (``F.grid_sample``, ``project``), closure
+variables, defaults, attributes of their module. A copy of a function differs only in its code object: instructions that
+load such a name load another one, which is added to the globals of the function's module and holds the op, or the copy
+of the called function. This changes less than a copy of the text would. Lines, closures and globals stay, so
+tracebacks, ``global`` and later changes of other names work as before, and a call costs the same.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What ``svexport.replace`` did to a model, and its report."""
+"""The report of what ``svexport.replace`` changed in a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers that a file traced by TorchScript makes of dynamic sizes in float32, where Python and torch have doubles.
+"""Numbers that a TorchScript file computes from dynamic sizes in float32, where Python and torch use doubles.
 
 0.7 of 90 is 62 in double and 63 in float32. torch.export keeps such numbers exact
 (:mod:`svexport.exporter.numbers`, :mod:`svexport.exporter.aten.interpolate`); TorchScript has lost the double.

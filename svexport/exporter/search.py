@@ -1,4 +1,4 @@
-"""Inputs that no run has been like: of other scales and signs, masks, stepped towards unreached branches, changed."""
+"""Searches for inputs unlike all runs so far: other scales, signs, masks, steps towards unreached branches, changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a file computes of the sizes of its inputs, beside what Python does."""
+"""Compares what a file computes from the sizes of its inputs with what Python computes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work of torch's tracers and exporters that comes to the same each time, or to nothing, is left out."""
+"""Skips work of torch's tracers and exporters that gives the same result each time, or none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``verify="thorough"``: verification that measures itself, by faults that it would have to notice."""
+"""``verify="thorough"``: verification that measures itself by planted faults that it must detect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The TorchScript exporter, with our symbolics in its registry for the length of one export."""
+"""Runs the TorchScript exporter, with our symbolics in its registry for the duration of one export."""
 
 from __future__ import annotations
 

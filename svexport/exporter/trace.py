@@ -1,4 +1,4 @@
-"""From a model to ONNX: torch.export first and the down-converter after it, TorchScript for what that refuses."""
+"""From a model to ONNX: torch.export and then the down-converter; TorchScript for models that torch.export refuses."""
 
 from __future__ import annotations
 

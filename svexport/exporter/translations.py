@@ -1,4 +1,4 @@
-"""``custom_translation_table`` of the exporter on torch.export: our operators, and what it has otherwise than torch."""
+"""``custom_translation_table`` of the exporter on torch.export: our operators, and corrections of its translations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of a model as a mode sees them, and the types that they compute in: what a half model is made of."""
+"""The calls of a model as a mode sees them, with the types that they compute in; half models are built from these."""
 
 from __future__ import annotations
 

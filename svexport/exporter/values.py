@@ -1,4 +1,4 @@
-"""Values of inputs in Python: what follows from them, and refusing it."""
+"""Input values in Python: detects when Python code depends on them, and refuses it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The way a forward takes: what its Python calls, and learns of its tensors. A traced file has one way for all."""
+"""The path of a forward: what its Python code calls and learns from its tensors. A traced file has one path for all."""
 
 from __future__ import annotations
 

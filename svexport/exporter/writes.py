@@ -1,7 +1,7 @@
-"""Functions that write in place made ones that do not, in a graph of torch.export.
+"""Rewrites functions that write in place to functions that do not, in a graph of torch.export.
 
-A write gives the tensor another value, and so what it is a view of and all other views of that: the value is put back
-into the whole, and a view is taken anew where it is read. torch's own way is to trace the whole program once more.
+A write changes the tensor, the base that it is a view of, and all other views of that base. The new value is put back
+into the base, and a view is taken again where it is read. torch's own way would trace the whole program once more.
 
 Source: Torch, *functionalization*, https://dev-discuss.pytorch.org/t/functionalization-in-pytorch/965.
 """

@@ -1,4 +1,4 @@
-"""The ONNX model as a file: typed values, svexport nodes, their bodies, checks."""
+"""ONNX models as files: typed values, svexport nodes, their bodies, checks."""
 
 from __future__ import annotations
 

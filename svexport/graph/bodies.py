@@ -1,4 +1,4 @@
-"""Bodies in a model: lowering nodes to them, attaching them as local functions, stripping them."""
+"""Bodies in a model: lowers nodes to bodies, attaches bodies as local functions, and strips them."""
 
 from __future__ import annotations
 

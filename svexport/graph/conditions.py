@@ -1,4 +1,4 @@
-"""Conditions that static sizes decide: the branch that is taken stands in place of its If."""
+"""Resolves conditions that static sizes decide: the branch taken replaces its If."""
 
 from __future__ import annotations
 

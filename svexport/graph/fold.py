@@ -1,4 +1,4 @@
-"""Constants computed once: what depends on no input is a number of the file, and no node."""
+"""Folds constants: values that depend on no input become initializers."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""The guard of a body: ONNX Runtime runs it, and no TensorRT takes it.
+"""The guard of a body: with it ONNX Runtime runs the body, and no TensorRT accepts it.
 
-A body is ONNX Runtime's, a plugin TensorRT's. TensorRT's parser takes a function of a node's type where it finds no
-plugin, and up to 10.6 before it looks for one; but it finds functions by name alone, whatever their overload, takes
-tensors of the graph for inputs of a function that are named alike, and reads constants of functions after they are
-gone. So every body has a node first that no parser knows: TensorRT refuses the file by name, and runs nothing else.
+Bodies are for ONNX Runtime, plugins for TensorRT. TensorRT's parser uses a function of a node's type if it finds no
+plugin, and up to 10.6 before it looks for one. But it finds functions by name alone, whatever their overload, takes
+tensors of the graph for inputs of a function that have the same names, and reads constants of functions after they are
+freed. So every body starts with a node that no parser knows: TensorRT refuses the file by name, and runs nothing else.
 
-Its result is 1, the length of a sequence of one tensor, and a number of the body is multiplied by it: the last one, for
-what comes after it is shared by no two nodes. No tool folds it, for it is made of the shape of an input, which a
-function does not know. ONNX Runtime (1.31, CPU) takes 1 microsecond a node for it, 4 where all nodes have one grid.
+The guard's result is 1, the length of a sequence of one tensor, and a number of the body is multiplied by it: the last
+one, because nothing after it is shared by two nodes. No tool folds the guard, as it is made from the shape of an input,
+which a function does not know. ONNX Runtime (1.31, CPU) takes 1 microsecond a node for it, 4 if all have one grid.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Nodes that change nothing, or nothing that the nodes after them read: taken out, to the last bit."""
+"""Removes nodes that change nothing, or nothing that later nodes read; results stay equal to the last bit."""
 
 from __future__ import annotations
 

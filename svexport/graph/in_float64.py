@@ -1,4 +1,4 @@
-"""A model computed in float64, where rounding hides nothing."""
+"""Computes a model in float64, where rounding hides nothing."""
 
 from __future__ import annotations
 

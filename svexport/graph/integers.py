@@ -1,8 +1,8 @@
-"""Sums, products, remainders and extremes of integers that ONNX Runtime gets wrong, by ops that it computes exactly.
+"""Replaces integer sums, products, remainders and extremes that ONNX Runtime gets wrong by ops that it computes right.
 
-The first three it computes as doubles. They hold integers up to 2**53; beyond them they round, and stop at the ends of
-int64 where torch goes on modulo 2**64. Of extremes it compares 32 bits of 64. What surely stays below is left as it
-is: sums of masks, products of sizes.
+ONNX Runtime computes the first three as doubles. Doubles hold integers up to 2**53; beyond they round, and they
+saturate at the ends of int64, where torch wraps modulo 2**64. For extremes it compares 32 of 64 bits. Nodes whose
+values surely stay below are left unchanged: sums of masks, products of sizes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Means of nothing, which are NaN in torch and 0 in ONNX Runtime."""
+"""Means of empty tensors, which are NaN in torch and 0 in ONNX Runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Constant factors and sums behind a linear node, put into its weights: of a scale of layers, of queries, of a norm."""
+"""Merges constant factors and sums after a linear node into its weights: of a layer scale, of queries, of a norm."""
 
 from __future__ import annotations
 

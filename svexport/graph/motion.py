@@ -1,7 +1,7 @@
-"""How standard nodes run on transposed tensors: what commutes with a Transpose, and what becomes of its attributes.
+"""Moves standard nodes through Transposes: which nodes commute with a Transpose, and how their attributes change.
 
-A *frame* is the permutation that the tensors of a node are in. Each function here says for one family of ops which
-dimensions of the frame every input and output has, which frames are possible, and what to edit in the node.
+A *frame* is the permutation that the tensors of a node are in. Each function here handles one family of ops. It tells
+which dimensions of the frame every input and output has, which frames are possible, and what to edit in the node.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reading and writing svexport nodes."""
+"""Reads and writes svexport nodes."""
 
 from __future__ import annotations
 

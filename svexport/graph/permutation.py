@@ -1,6 +1,6 @@
 """The algebra of permutations: what Transposes do to the dimensions of a tensor.
 
-A permutation ``p`` makes of ``x`` the tensor whose dimension ``i`` is dimension ``p[i]`` of ``x``, as Transpose does.
+As in Transpose, a permutation ``p`` turns ``x`` into the tensor whose dimension ``i`` is dimension ``p[i]`` of ``x``.
 """
 
 from __future__ import annotations

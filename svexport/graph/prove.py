@@ -1,4 +1,4 @@
-"""Proof of a graph rewrite: both models run in ONNX Runtime on the same random inputs."""
+"""Proves a graph rewrite: runs both models in ONNX Runtime on the same random inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights as the int8 numbers that QuantizeLinear makes of them: a quarter of the file, for runtimes that read them."""
+"""Stores weights as the int8 numbers that QuantizeLinear makes: a quarter of the file, for runtimes that read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading files that others wrote: what cannot be a model is told so, and what is inside of one may be anything."""
+"""Reads files that others wrote: rejects what cannot be a model; the content of a model may still be anything."""
 
 from __future__ import annotations
 

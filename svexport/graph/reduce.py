@@ -1,4 +1,4 @@
-"""A model cut down to the smallest part that still fails, by bisection on its nodes."""
+"""Reduces a model to the smallest part that still fails, by bisection on its nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a model returned its outputs, kept in the file: a dict's keys are lost among the names of outputs otherwise."""
+"""Records in the file how a model returned its outputs; output names alone would lose a dict's keys."""
 
 from __future__ import annotations
 

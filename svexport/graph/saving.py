@@ -1,4 +1,4 @@
-"""Models as files: written beside their place and moved there, never half of one."""
+"""Saves models: a file is written under another name and then moved, so that it is never incomplete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of the tensors of each graph in a model: types, constants, names in use."""
+"""Known facts about the tensors of each graph in a model: types, constants, names in use."""
 
 from __future__ import annotations
 

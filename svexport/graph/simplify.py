@@ -1,4 +1,4 @@
-"""Simplification: what a library does to any graph; idle nodes, space to depth, weights, Transposes are done here."""
+"""Simplification: a library handles any graph; this module handles idle nodes, space to depth, weights, Transposes."""
 
 from __future__ import annotations
 

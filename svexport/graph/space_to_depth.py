@@ -1,4 +1,4 @@
-"""Strided slices and their Concat as one space to depth, as in the Focus stem of YOLOX."""
+"""Replaces strided slices and their Concat by one space to depth, as in the Focus stem of YOLOX."""
 
 from __future__ import annotations
 

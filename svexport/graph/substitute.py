@@ -1,4 +1,4 @@
-"""Nodes replaced by others that a builder makes."""
+"""Replaces nodes by others that a builder makes."""
 
 from __future__ import annotations
 

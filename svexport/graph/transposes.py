@@ -1,14 +1,14 @@
-"""Removing Transposes: nodes may run on transposed tensors, and as few tensors as possible are transposed.
+"""Removes Transposes: nodes may run on transposed tensors, and as few tensors as possible are transposed.
 
-All Transposes are taken out first. What is left of one is the *frame* in which a use reads a tensor: the permutation it
-wants it in. Producers have a frame too, and nodes that a Transpose commutes with (:mod:`svexport.graph.motion`) choose
-theirs. A tensor then costs one Transpose for each frame it is wanted in beyond the first, so that chains compose, equal
-ones are shared and opposite ones vanish without a rule for any of it. All that remains is to choose frames.
+First all Transposes are removed. Each leaves a *frame* at the uses of its output: the permutation in which a use reads
+the tensor. Producers have a frame too, and nodes that a Transpose commutes with (:mod:`svexport.graph.motion`) can
+choose theirs. A tensor costs one Transpose for each distinct frame of its uses beyond the first. So chains compose,
+equal Transposes are shared and opposite ones vanish without special rules; only the frames remain to be chosen.
 
-A move starts at one node and takes all that are connected along, each to the frame that leaves no Transpose in between.
-Which of them had better stay is a minimum cut: a tensor costs the same however many uses share a frame. A move is made
-only if it leaves fewer Transposes or fewer transposed bytes and not more of either, so the search ends; when no move is
-left, the graph is written anew.
+A move starts at one node and takes all connected nodes along, each to the frame that leaves no Transpose in between. A
+minimum cut decides which of them stay, because a tensor costs the same however many uses share a frame. A move is made
+only if it leaves fewer Transposes or fewer transposed bytes and not more of either, so the search ends. When no move is
+left, the graph is written again.
 """
 
 from __future__ import annotations

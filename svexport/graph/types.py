@@ -1,4 +1,4 @@
-"""What is known of every tensor in a model: data type and shape."""
+"""The known data type and shape of every tensor in a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Walking a model's graphs, and the attributes of nodes, whatever ops they are of."""
+"""Walks a model's graphs, and reads the attributes of nodes of any op."""
 
 from __future__ import annotations
 

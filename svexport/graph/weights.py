@@ -1,4 +1,4 @@
-"""The weights of svexport nodes: inputs of theirs, or attributes."""
+"""The weights of svexport nodes, which are inputs or attributes."""
 
 from __future__ import annotations
 

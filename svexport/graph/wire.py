@@ -1,4 +1,4 @@
-"""A model as the bytes of its file."""
+"""Serializes a model to the bytes of its file."""
 
 from __future__ import annotations
 

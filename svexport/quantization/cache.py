@@ -1,4 +1,4 @@
-"""What calibration has seen so far, kept in a file: an interrupted one goes on where it was."""
+"""Stores the state of a calibration in a file, so that an interrupted one can continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a histogram of magnitudes to the one that the largest quantized number stands for."""
+"""Chooses, from a histogram of magnitudes, the magnitude that the largest quantized number represents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How large the elements of a tensor are, over any number of batches, in bounded memory."""
+"""A histogram of the magnitudes of a tensor over any number of batches, in bounded memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers of torch.nn with fake quantizers before their input and their weight."""
+"""Layers of torch.nn with fake quantizers for their input and weight."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""svexport's layers that sample feature maps, with the maps in int8: QuantizeLinear right before the node."""
+"""svexport's layers that sample feature maps, with int8 maps: QuantizeLinear directly before the node."""
 
 from __future__ import annotations
 

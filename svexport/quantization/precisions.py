@@ -1,4 +1,4 @@
-"""Float, half and int8 side by side: how much of each layer's result is noise, and what becomes of a metric."""
+"""Compares float, half and int8: the noise in each layer's result, and the effect on a metric."""
 
 from __future__ import annotations
 

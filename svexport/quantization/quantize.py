@@ -1,4 +1,4 @@
-"""int8, or fp8, with the scales that a few batches ask for."""
+"""Quantizes a model to int8 or fp8, with scales from a few batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which layers a quantized model suffers from, and which to keep for a given loss."""
+"""Finds the layers that hurt a quantized model most, and those to keep unquantized for a given loss."""
 
 from __future__ import annotations
 

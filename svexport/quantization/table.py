@@ -1,4 +1,4 @@
-"""TensorRT's calibration table: the scales of tensors of a network, as its int8 calibrators keep them in a file."""
+"""TensorRT's calibration table: the file in which its int8 calibrators store the scales of a network's tensors."""
 
 from __future__ import annotations
 

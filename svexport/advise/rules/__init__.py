@@ -1,4 +1,4 @@
-"""The table of rules: a file each."""
+"""The table of rules, one file per rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SVX304: softmaxes for nothing but an order."""
+"""SVX304: softmaxes whose result is used only for its order."""
 
 from __future__ import annotations
 

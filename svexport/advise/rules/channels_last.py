@@ -1,4 +1,4 @@
-"""SVX207: channels-last tensors copied to be channels-first for what reads either."""
+"""SVX207: channels-last tensors copied to channels-first for an op that accepts both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SVX106: constants made anew in every forward."""
+"""SVX106: constants created again in every forward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SVX202: tensors that are made, filled, cast and moved one step after the other."""
+"""SVX202: tensors created, filled, cast and moved in separate steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SVX103: conversions that make a constant of a size."""
+"""SVX103: conversions that turn a size into a constant."""
 
 from __future__ import annotations
 

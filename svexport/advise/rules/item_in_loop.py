@@ -1,4 +1,4 @@
-"""SVX101: values taken out of tensors in a loop."""
+"""SVX101: values read from tensors in a loop."""
 
 from __future__ import annotations
 

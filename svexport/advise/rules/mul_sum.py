@@ -1,4 +1,4 @@
-"""SVX301: products of broadcast tensors, summed: matrix products."""
+"""SVX301: sums of broadcast products, which are matrix products."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SVX201: copies along an axis of size 1 for an elementwise function, which broadcasts."""
+"""SVX201: copies along an axis of size 1 before an elementwise function, which broadcasts anyway."""
 
 from __future__ import annotations
 

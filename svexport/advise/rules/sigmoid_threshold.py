@@ -1,4 +1,4 @@
-"""SVX302: sigmoids for nothing but a threshold."""
+"""SVX302: sigmoids that are only compared with a threshold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SVX105: tensors put together by writes into slices."""
+"""SVX105: tensors assembled by writes into slices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SVX203: every phase of strided slices, joined: space to depth."""
+"""SVX203: strided slices of every phase, concatenated: space to depth."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Functions of ATen made of others that the exporters take, for both tracers alike: a file per family.
+"""ATen functions composed of functions that the exporters support, for both tracers; one file per family.
 
-TorchScript traces them in place of functions that it does not know (``decompose``), torch.export where it decomposes.
-Every file here is found by itself, by its ``FUNCTIONS``. Those that TorchScript's exporter knows, and makes something
-else of than torch, are in ``OTHERWISE`` as well.
+TorchScript traces the compositions in place of functions that its exporter does not know (``decompose``); torch.export
+uses them as decompositions. Files here are found automatically by their ``FUNCTIONS``. Functions that TorchScript's
+exporter knows but converts differently from torch are also in ``OTHERWISE``.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""``F.interpolate`` where Resize has other sizes or other pixels than torch.
+"""``F.interpolate`` in cases where Resize computes other sizes or other pixels than torch.
 
-Sizes: torch multiplies by ``scale_factor`` in double and truncates, Resize in float32: 0.7 of 90 are 62 pixels and 63.
-Pixels: torch multiplies places by the ratio of old to new size, ONNX Runtime's Resize divides them by that of new to
-old. Rounded to float32, these differ for 3 of 100 pairs of sizes, 14 and 2 for one: where the nearest pixel is taken, a
-whole row or column is another one.
+Sizes: torch multiplies by ``scale_factor`` in double and truncates, Resize uses float32: 0.7 of 90 gives 62 or 63
+pixels. Pixels: torch multiplies coordinates by the ratio of old to new size, ONNX Runtime's Resize divides them by the
+ratio of new to old. Rounded to float32, these differ for 3 of 100 pairs of sizes, such as 14 and 2. With the nearest
+pixel, a whole row or column differs then.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Normalization that tells its statistics."""
+"""Normalizations that also return their statistics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``F.pad`` of a mode that ONNX's Pad has from opset 19 on only."""
+"""``F.pad`` in a mode that ONNX's Pad has only from opset 19 on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of pairs of numbers: copysign, fmax, fmin, heaviside, hypot, isin, nextafter."""
+"""Elementwise functions of two tensors: copysign, fmax, fmin, heaviside, hypot, isin, nextafter."""
 
 from __future__ import annotations
 

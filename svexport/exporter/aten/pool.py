@@ -1,4 +1,4 @@
-"""Pools to a given number of windows, which may overlap or differ in size."""
+"""Pooling to a given number of windows, which may overlap or differ in size."""
 
 from __future__ import annotations
 

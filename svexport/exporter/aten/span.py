@@ -1,4 +1,4 @@
-"""Numbers at equal distances between two."""
+"""Evenly spaced numbers between two numbers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Parts of a module's forward that are ops, whatever they are called, found in its graph.
+"""Finds the parts of a module's forward that are ops, whatever they are called, in its graph.
 
-A module's own code is recorded as a graph of torch's functions (:mod:`traced`). Finders propose parts of it that an op
-may compute; what is proven on the model's values, on others and by its gradients takes the part's place; and the graph
-becomes the forward of a class of its own (:mod:`rewrite`).
+A module's own code is recorded as a graph of torch's functions (:mod:`traced`). Finders propose parts of the graph that
+an op may compute. A proposal is proven on the model's values, on other values and by its gradients, and then replaces
+the part. The graph becomes the forward of a new class (:mod:`rewrite`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Projection into cameras, sampling of every level and the weighted sum, however they are written.
+"""Finds projection into cameras, sampling of every level and the weighted sum, in any form.
 
-The author's projection is asked, not read: cameras and points of our choice tell what it takes for the size of the
-image, the range of the points, the least depth and the bounds of u and v. What it comes to is then proven.
+The author's projection is not read but called with cameras and points of our choice. The results tell its image size,
+range of points, least depth and bounds of u and v. The resulting op is then proven.
 """
 
 from __future__ import annotations

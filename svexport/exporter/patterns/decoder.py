@@ -1,10 +1,10 @@
-"""A whole decoder of the DETR3D kind, however its layers are divided into modules.
+"""Finds a whole decoder of the DETR3D kind, however its layers are divided into modules.
 
-Its own parts come first: in a graph of everything down to torch's modules, each layer has an attention among queries
-and one to cameras. What lies between them leads to the parameters, and those to a :class:`TransformerDecoderConfig`;
-that the two are the same is then proven, and with them gradients, of parameters too. These stop at the points between
-layers, as in DETR3D's own code, or do not: both are tried. Where neither is the author's, the decoder takes the place
-of layers where no gradient is asked for.
+Parts of the decoder are found first. In a graph of everything down to torch's modules, each layer has a self attention
+of the queries and a camera attention. The nodes between them lead to the parameters, and these to a
+:class:`TransformerDecoderConfig`. That decoder is then proven equal to the author's, including gradients, those of
+parameters too. Gradients may stop at the points between layers, as in DETR3D's own code, or not: both are tried. If
+neither matches the author's, the decoder replaces the layers only when no gradient is needed.
 """
 
 from __future__ import annotations

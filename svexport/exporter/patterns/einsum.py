@@ -1,4 +1,4 @@
-"""Sums of broadcast products, ``(x[..., None] * y).sum(-2)``: matrix products that hold every factor in memory."""
+"""Finds sums of broadcast products, ``(x[..., None] * y).sum(-2)``: matrix products that store every factor."""
 
 from __future__ import annotations
 

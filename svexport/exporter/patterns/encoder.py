@@ -1,9 +1,9 @@
-"""A whole encoder of Deformable DETR, however its layers are divided into modules.
+"""Finds a whole encoder of Deformable DETR, however its layers are divided into modules.
 
-In a graph of everything down to torch's modules and deformable attention with its linear layers, which was found
-before, each layer is that attention, a norm of the sum, a feed forward and a norm of the sum again. What lies between
-leads to the parameters. That the whole computes what the module did, and has its gradients, is shown by the module
-itself, in float64 and beside the values that it was given.
+The graph reaches down to torch's modules and to deformable attentions with their linear layers, which were found
+before. In it each layer is that attention, a norm of the sum, a feed forward and again a norm of the sum. The nodes
+between lead to the parameters. The found encoder is compared with the original module, outputs and gradients, in
+float64 and on the recorded values.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a forward does beside calling functions of torch, noticed while it is recorded."""
+"""Detects what a forward does besides calling torch functions, while it is recorded."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The norm of a sum, ``norm(x + sublayer(x))``, which transformers have twice a layer.
+"""Finds the norm of a sum, ``norm(x + sublayer(x))``, which transformers have twice per layer.
 
-The sum and its norm are one kernel on a GPU. Other compilers fuse them themselves, and files keep what they had: where
-something traces, and for whatever the op is not made for, the two are what they were.
+On a GPU the sum and its norm become one kernel. Other compilers fuse them themselves, and files should not change, so
+under a tracer, and for inputs that the op does not support, the original sum and norm run.
 """
 
 from __future__ import annotations

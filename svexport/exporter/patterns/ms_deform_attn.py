@@ -1,4 +1,4 @@
-"""Multi-scale deformable attention under any name: value split into levels, sampled, stacked, weighed and summed."""
+"""Finds multi-scale deformable attention under any name: value split into levels, sampled, weighted and summed."""
 
 from __future__ import annotations
 

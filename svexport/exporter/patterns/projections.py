@@ -1,4 +1,4 @@
-"""Deformable attention with the linear layers around it: of offsets, of attention, of the output and of the value."""
+"""Finds deformable attention with its linear layers: those of offsets, attention, output and value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Classes whose forward is a graph that was changed, beside the one that their author wrote."""
+"""Makes classes whose forward is a changed graph, next to the class that the author wrote."""
 
 from __future__ import annotations
 

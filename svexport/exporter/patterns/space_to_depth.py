@@ -1,4 +1,4 @@
-"""Four strided slices of an image, concatenated: the Focus stem of YOLOX and YOLOv5."""
+"""Finds four concatenated strided slices of an image: the Focus stem of YOLOX and YOLOv5."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The forward of one module as a graph of torch's functions, with the values that it computed."""
+"""Records the forward of one module as a graph of torch's functions, with the values that it computed."""
 
 from __future__ import annotations
 

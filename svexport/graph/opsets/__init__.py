@@ -1,4 +1,4 @@
-"""The down-converter: a model of a newer opset as one of an older opset that computes exactly the same."""
+"""The down-converter: converts a model to an older opset, with exactly the same results."""
 
 from __future__ import annotations
 

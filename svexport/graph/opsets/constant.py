@@ -1,4 +1,4 @@
-"""Constants, and what makes numbers of sizes: Constant, ConstantOfShape, Range, EyeLike."""
+"""Constants, and ops that make tensors from sizes: Constant, ConstantOfShape, Range, EyeLike."""
 
 from __future__ import annotations
 

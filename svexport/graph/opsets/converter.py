@@ -1,4 +1,4 @@
-"""The way down: every node by the rules of its op, one version at a time, until the opset is reached."""
+"""The conversion loop: applies each op's rules to every node, one version at a time, down to the target opset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data types that a version of an op does not take: cast to a wider one that it takes, and back, where exact."""
+"""Data types that a version of an op does not take: a cast to a wider type and back, if that is exact."""
 
 from __future__ import annotations
 

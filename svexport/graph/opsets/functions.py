@@ -1,4 +1,4 @@
-"""Model-local functions: each is converted with the types that its calls have in common."""
+"""Model-local functions: each is converted with the types that all its calls share."""
 
 from __future__ import annotations
 

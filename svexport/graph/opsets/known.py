@@ -1,4 +1,4 @@
-"""What is known of the tensors of a graph that is being converted: types, constants, and what those decide."""
+"""Known facts about the tensors of a graph under conversion: types, constants, and values that follow from them."""
 
 from __future__ import annotations
 

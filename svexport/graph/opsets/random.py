@@ -1,4 +1,4 @@
-"""Random numbers. What is drawn differs from runtime to runtime; its distribution, and so these rules, do not."""
+"""Random numbers. The numbers drawn differ between runtimes anyway; the rules preserve their distribution."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resize taken apart: pixels gathered along one axis after the other, weighted and added."""
+"""Resize as a composition: gathers pixels along one axis after the other, weights and adds them."""
 
 from __future__ import annotations
 

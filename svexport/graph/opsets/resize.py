@@ -1,4 +1,4 @@
-"""Resize, down to Upsample: attributes of newer versions as sizes and scales, what has none by gathering pixels."""
+"""Resize, down to Upsample: newer attributes become sizes and scales; modes without an equivalent gather pixels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ops that change shapes, and those that read them: Reshape, Squeeze, Split, Slice, Shape, DepthToSpace."""
+"""Ops that change or read shapes: Reshape, Squeeze, Split, Slice, Shape, DepthToSpace."""
 
 from __future__ import annotations
 
