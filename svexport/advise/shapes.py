@@ -105,7 +105,7 @@ def _of_binding(scope: Scope, binding: Binding, depth: int) -> Shape:
 
 
 def _of_part(scope: Scope, node: ast.Call, depth: int) -> Shape:
-    """Of one of what ``x.chunk(3, 1)`` makes."""
+    """The shape of one part of the result of ``x.chunk(3, 1)``."""
     call = scope.call(node)
     if call is None or call.name not in ("chunk", "split", "tensor_split", "unbind"):
         return _UNKNOWN
@@ -226,7 +226,7 @@ def _of_attribute(scope: Scope, node: ast.Attribute, depth: int) -> Shape:
 
 
 def _of_creation(scope: Scope, node: ast.expr | None) -> Shape:
-    """Of ``torch.zeros(1, 1, n)``, and what is done with it."""
+    """The shape of ``torch.zeros(1, 1, n)``, and of functions applied to it."""
     if not isinstance(node, ast.Call):
         return _UNKNOWN
     name = (scope.file.qualified(node.func) or "").rpartition(".")
@@ -272,7 +272,7 @@ def _complete(index: ast.expr) -> int | None:
 
 
 def _of_item(index: ast.expr, base: Shape) -> Shape:
-    """Of what ``index`` takes out of a tensor."""
+    """The shape of what ``index`` selects from a tensor."""
     items = index.elts if isinstance(index, ast.Tuple) else [index]
     rank = base.rank if base.rank is not None else _complete(index)
     taking = [item for item in items if not (isinstance(item, ast.Constant) and item.value in (None, Ellipsis))]
@@ -332,7 +332,7 @@ def _of_product(left: Shape, right: Shape) -> Shape:
 
 
 def _broadcast(scope: Scope, operands: Iterable[ast.expr], depth: int) -> Shape:
-    """Of what an elementwise function makes of several."""
+    """The shape of an elementwise function of several operands."""
     known = [shape(scope, o, depth) for o in operands if not _is_scalar(scope, o)]
     if not known:
         return _UNKNOWN
@@ -429,7 +429,7 @@ def _enlarges(name: str) -> bool:
 
 
 def _of_other(scope: Scope, call: Call, depth: int) -> Shape:
-    """Of functions that move, sum or join axes."""
+    """The shape of functions that move, sum or join axes."""
     if call.name in ("matmul", "mm"):
         others = [shape(scope, a, depth) for a in call.arguments[:1]]
         return _of_product(shape(scope, call.input, depth), others[0]) if others else _UNKNOWN
@@ -465,7 +465,7 @@ def _of_other(scope: Scope, call: Call, depth: int) -> Shape:
 
 
 def _of_joined(scope: Scope, call: Call, depth: int) -> Shape:
-    """Of ``cat`` and ``stack`` of what is written out, or of a list that is filled."""
+    """The shape of ``cat`` and ``stack`` of a literal sequence, or of a list that is filled."""
     items = call.input.elts if isinstance(call.input, (ast.List, ast.Tuple)) else _appended(scope, call.input)
     known = [shape(scope, item, depth) for item in items[:4]]
     ranks = {one.rank for one in known} - {None}
@@ -497,7 +497,7 @@ def _appended(scope: Scope, node: ast.expr) -> list[ast.expr]:
 
 
 def _of_returned(scope: Scope, node: ast.Call, depth: int) -> Shape:
-    """Of what a function, method or layer of the file returns."""
+    """The shape that a function, method or layer of the file returns."""
     target = scope.target(node)
     callee = scope.peers.get(target) if target is not None else None
     returned = [r.value for r in target.all(ast.Return)] if target is not None else []

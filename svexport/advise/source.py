@@ -117,7 +117,7 @@ class Source:
 
     @property
     def _found_comments(self) -> dict[int, tuple[int, str]]:
-        """By line: where in ``text`` its comment begins, and the comment."""
+        """By line, the index in ``text`` where its comment begins, and the comment."""
         if self._comments is None:
             self._comments = {}
             text = "\n".join(_NEWLINE.split(self.text))

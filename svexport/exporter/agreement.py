@@ -30,13 +30,13 @@ __all__ = [
 ]
 
 CLOSE = 2.0**-17
-"""Of an output's largest number: what torch and ONNX Runtime seldom differ by."""
+"""Relative to an output's largest number: a difference that torch and ONNX Runtime seldom exceed."""
 
 MOST_ROUNDING = 10.0
-"""What differs by more is held to so many times torch's own rounding."""
+"""Outputs that differ by more than CLOSE may differ by at most this multiple of torch's own rounding."""
 
 CLOSEST = 5.0
-"""Of torch's own rounding, measured with perturbations of one rounding error: files that are right keep below 2.5."""
+"""Multiple of torch's own rounding, measured with perturbations of one rounding error; correct files stay below 2.5."""
 
 
 class AnotherWay(Exception):
@@ -107,7 +107,7 @@ def ties(model: nn.Module, inputs: Sequence[Tensor], actual: Sequence[Tensor], h
 
 
 def held(name: str, expected: Tensor, actual: Tensor, run: str, held_to: Tolerances, far: bool = False) -> Parity:
-    """How far an output of the file is from torch's, held to the tolerances of its run."""
+    """Compares an output of the file with torch's, with the tolerances of its run."""
     rtol, atol = held_to.held(expected, far)
     return parity(name, expected, actual, run=run, rtol=rtol, atol=atol)
 

@@ -26,19 +26,19 @@ MOST_BEFORE = 16
 """Comparisons before one, which are to come out as they did."""
 
 MOST_RUNS = 24
-"""Of one verification, to turn comparisons."""
+"""Maximum runs per verification that turn comparisons."""
 
 NEAR = 128
 """Sizes up to this one are asked where a number that Python takes passes one of the source."""
 
 MOST_NUMBERS = 24
-"""Of one verification, with sizes that are numbers of the source."""
+"""Maximum runs per verification with sizes that are numbers in the source."""
 
 NEXT = 1e-6
 """Relative, as far as a float may be from where it would be rounded to another number, which others compute it to."""
 
 MOST_ROUNDED = 16
-"""Of one verification, with sizes at which a float that Python rounds is next to where that goes."""
+"""Maximum runs per verification with sizes at which a float that Python rounds is close to a border."""
 
 MOST_ASKED = 128
 """Sizes of which it is asked what a file makes of them."""
@@ -55,7 +55,7 @@ WITHOUT_NUMBERS = (
     "Compute with the sizes alone (pad and slice by them, torch.where of a comparison as a tensor), give the model a "
     "size as a number of its own instead of a dynamic one, or declare the dynamic size"
 )
-"""What to write instead of numbers made of dynamic sizes."""
+"""Advice on what to write instead of numbers computed from dynamic sizes."""
 
 Run = tuple[str, list[Tensor]]
 

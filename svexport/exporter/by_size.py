@@ -86,7 +86,7 @@ def _roll(input: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
 
 
 def _shifted(own: Callable[..., Tensor], more: int) -> Callable[..., Tensor]:
-    """By half of each size, rounded up with ``more``."""
+    """Shifts by half of each size, rounded up with ``more``."""
 
     def shifted(input: Tensor, dim: Any = None) -> Tensor:
         dims = _dims(input, dim)
@@ -109,7 +109,7 @@ def _tensor_split(input: Tensor, indices_or_sections: Any, dim: int = 0) -> tupl
 def _gradient(
     input: Tensor, *, spacing: Any = 1, dim: Any = None, edge_order: int = 1, **kwargs: Any
 ) -> tuple[Tensor, ...]:
-    """By differences of neighbours a number apart; between given places torch's own."""
+    """Gradient by differences of neighbours at a fixed distance; for given coordinates it calls torch's own."""
     dims = _dims(input, dim)
     steps = list(spacing) if isinstance(spacing, (tuple, list)) else [spacing] * len(dims)
     if not _is_dynamic(input, dims) or len(steps) != len(dims) or any(isinstance(step, Tensor) for step in steps):
@@ -118,7 +118,7 @@ def _gradient(
 
 
 def _slope(x: Tensor, step: float, dim: int, edge_order: int) -> Tensor:
-    """Of one dimension; at both ends from the next ``edge_order`` elements."""
+    """The slope along one dimension; at both ends it uses the next ``edge_order`` elements."""
 
     def at(place: int) -> Tensor:
         return x.narrow(dim, place if place >= 0 else x.shape[dim] + place, 1)
@@ -184,4 +184,4 @@ BY_SIZE: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.fft.fftshift: _shifted(torch.fft.fftshift, 0),
     torch.fft.ifftshift: _shifted(torch.fft.ifftshift, 1),
 }
-"""What is traced in their place."""
+"""The functions that are traced instead."""

@@ -72,7 +72,7 @@ def loads(code: CodeType) -> Iterator[tuple[list[dis.Instruction], int]]:
 
 
 def attribute_of(value: Any, name: str) -> Any:
-    """Of a module or class, without running descriptors; None where it has none."""
+    """The attribute of a module or class, without running descriptors; None if it has none."""
     try:
         return getattr(value, name)
     except Exception:  # noqa: BLE001 - packages that import what is asked of them may not find it
@@ -124,7 +124,7 @@ def _width(code: bytes | bytearray, offset: int) -> int:
 
 
 def _prefixes(code: bytes | bytearray, offset: int) -> int:
-    """How many EXTENDED_ARG come before an instruction."""
+    """The number of EXTENDED_ARG before an instruction."""
     count = 0
     while offset >= 2 * (count + 1) and code[offset - 2 * (count + 1)] == opcode.EXTENDED_ARG:
         count += 1
@@ -174,7 +174,7 @@ _numbers = itertools.count()
 
 
 def inject(names: dict[str, Any], chain: tuple[str, ...], value: Any) -> str:
-    """Puts ``value`` among the globals of a module, under a name that is new there; what is there already stays one."""
+    """Adds ``value`` to the globals of a module under a new name; a value that was added before keeps its name."""
     known = id(names), chain, id(value)
     if known not in _injected or _injected[known][0] not in names:
         name = next(n for i in _numbers if (n := f"_svexport_{i}_{chain[-1]}") not in names)

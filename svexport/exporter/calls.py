@@ -52,7 +52,7 @@ class Watch(_Calls):
     def __init__(self, skipped: Set[str]) -> None:
         super().__init__(skipped)
         self.calls: dict[tuple[str, Key, str, frozenset[Key]], Proof] = {}
-        """By function, who calls it, where, and those who call that one in turn."""
+        """Proofs by function, its caller, the place of the call, and the callers of that caller."""
 
     def call(self, name: str, frame: FrameType, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Makes the call by torch, and adds to its proof what the faster function makes of the same arguments."""
@@ -95,7 +95,7 @@ class Wholes:
         self.compare = compare
         self.entered: Counter[Key] = Counter()
         self.calls: dict[tuple[Key, str, str, frozenset[Key]], Proof] = {}
-        """By function, the op, where it is defined, and those who call it."""
+        """Proofs by function, op, place of the definition, and callers."""
         self.unfit: dict[tuple[Key, str], str] = {}
         self._arguments: dict[FrameType, list[Any]] = {}
 
@@ -135,7 +135,7 @@ class Wholes:
 
 
 def plan_of(watch: Watch, wholes: Wholes, skipped: frozenset[str]) -> Plan:
-    """What may be bound: all that was proven, where it was."""
+    """A plan of everything that was proven, at the places where it was proven."""
     entire = {key for key, _, _, _ in wholes.calls}
     entire -= {key for (key, *_), proof in wholes.calls.items() if proof.fault}
     outside = {call: proof for call, proof in watch.calls.items() if entire.isdisjoint(call[3])}
@@ -150,7 +150,7 @@ def plan_of(watch: Watch, wholes: Wholes, skipped: frozenset[str]) -> Plan:
 def told(
     watch: Watch, wholes: Wholes, remaining: Remaining, entered: Mapping[Key, int], plan: Plan
 ) -> tuple[list[Replacement], list[LeftAlone]]:
-    """What became of the calls of functions, line by line."""
+    """The outcome for each function call, by line."""
     replaced, left = [], []
     entire = plan.wholes or frozenset()
     for key, line in wholes.unfit:
@@ -210,7 +210,7 @@ def _chain(frame: FrameType | None) -> list[Key]:
 
 
 def _line(frame: FrameType) -> str:
-    """Where the user's code called: the innermost of the frames that is not torch's."""
+    """The line of the user's code that made the call: the innermost frame that is not torch's."""
     code = frame.f_code
     if line := user_line(frame, forward.__code__):
         return shown_line(*line)
@@ -218,7 +218,7 @@ def _line(frame: FrameType) -> str:
 
 
 def forward(model: nn.Module, arguments: tuple[Any, dict[str, Any]], *contexts: AbstractContextManager[Any]) -> Any:
-    """What a model returns in eval mode, for arguments of its own, under these contexts."""
+    """Runs a model in eval mode on its own copy of the arguments, inside these contexts."""
     for module in model.modules():
         module.training = False
     bound = bind(model, *arguments)

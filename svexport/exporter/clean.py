@@ -30,7 +30,7 @@ __all__ = ["clean", "keep_inputs", "keep_zero_padding", "name_sizes"]
 _STACK_TRACE, _NAMESPACE = "pkg.torch.onnx.stack_trace", "namespace"
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-"""Of a function such as ``torch.sym_max``, which has no module: another one in every process."""
+"""The address in the name of a function without a module, such as ``torch.sym_max``; it differs in every process."""
 
 
 def clean(model: onnx.ModelProto, input_names: Sequence[str], output_names: Sequence[str]) -> dict[str, str]:
@@ -167,7 +167,7 @@ def _ranks(types: Mapping[str, Value]) -> dict[str, int]:
 
 
 def keep_inputs(model: onnx.ModelProto, tensors: Mapping[str, Tensor], axes: Mapping[str, Mapping[int, str]]) -> None:
-    """Puts back the inputs that the TorchScript exporter left out because nothing uses them, in place."""
+    """Restores, in place, the inputs that the TorchScript exporter dropped because nothing uses them."""
     present = {value.name: value for value in model.graph.input}
     if len(present) == len(tensors):
         return

@@ -97,7 +97,7 @@ class Complex(Tensor):
 
     @staticmethod
     def __new__(cls, re: Any, im: Any) -> Complex:
-        """One of the parts may be a number."""
+        """Makes a complex tensor; one of the parts may be a number."""
         dtype = torch.result_type(re, im)
         if not dtype.is_floating_point:
             dtype = torch.get_default_dtype()
@@ -148,7 +148,7 @@ def _complex(value: Any) -> Any:
 
 
 def _pair(value: Any) -> tuple[Any, Any]:
-    """Both parts of a tensor or a number; 0 of what is real."""
+    """The real and imaginary part of a tensor or a number; the latter is 0 for real values."""
     if isinstance(value, Complex):
         return value.re, value.im
     return (value.real, value.imag) if isinstance(value, complex) else (value, 0.0)
@@ -179,7 +179,7 @@ def _joined(re: Any, im: Any) -> Any:
 
 
 def _product(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Of a function that is linear in each of its tensors."""
+    """Applies a function that is linear in each of its tensors."""
     flat = [leaf for arg in args for leaf in (arg if isinstance(arg, (tuple, list)) else [arg])]
     place = next((i for i, leaf in enumerate(flat) if isinstance(leaf, Complex)), None)
     if place is None:
@@ -193,7 +193,7 @@ def _product(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _joining(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Of a function that joins tensors, real ones among them."""
+    """Applies a function that joins tensors, some of which may be real."""
     return _of_each_part(func, mapped(_complex, args), mapped(_complex, kwargs))
 
 
@@ -210,7 +210,7 @@ def _assigned(x: Complex, value: Complex) -> Complex:
 
 
 def _sum(of: Callable[[Any, Any], Any]) -> Callable[..., Complex]:
-    """Of two, one of which may be real."""
+    """Sum or difference of two values, one of which may be real."""
 
     def function(x: Any, y: Any, *, alpha: Any = 1) -> Complex:
         (a, b), (c, d) = _pair(x), _pair(y)
@@ -255,7 +255,7 @@ def _polar(abs: Tensor, angle: Tensor) -> Complex:
 
 
 def _conj(z: Any) -> Any:
-    """Of what is real, itself."""
+    """The conjugate; a real value is its own."""
     return Complex(z.re, -z.im) if isinstance(z, Complex) else z
 
 
@@ -342,7 +342,7 @@ def _mapped_parts(function: Callable[[Tensor], Tensor], x: Any) -> Any:
 
 
 def _fourier(inverse: bool, half: bool, last: int | None) -> Callable[..., Tensor]:
-    """Of the ``last`` one or two axes by default, None for all of them: ``fft``, ``fft2`` and ``fftn``."""
+    """Transforms over the ``last`` one or two axes by default, None for all of them: ``fft``, ``fft2`` and ``fftn``."""
 
     def transform(input: Tensor, s: Any = None, dim: Any = None, norm: str | None = None, *, n: Any = None) -> Tensor:
         s = n if s is None else s
@@ -370,7 +370,7 @@ def _hermitian(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _transforms(axes: str, last: int | None) -> dict[str, Callable[..., Tensor]]:
-    """Those of ``torch.fft`` whose names end with ``axes``."""
+    """The functions of ``torch.fft`` whose names end with ``axes``."""
     fft, ifft, rfft, irfft = (_fourier(inverse, half, last) for half in (False, True) for inverse in (False, True))
     names = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
     functions = (fft, ifft, rfft, irfft, _hermitian(irfft), _hermitian(rfft))

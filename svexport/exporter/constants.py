@@ -83,7 +83,7 @@ _OF_SIZES |= {"__get__", "__set__", "untyped_storage"}
 """Functions that make no tensor; properties but for those of :data:`_VIEWS`."""
 
 _IMMUTABLE = {bool, complex, float, int, str, torch.Size, torch.device, torch.dtype, torch.layout, torch.memory_format}
-"""What a function may be given to be called again: arrays and other objects may have changed by then."""
+"""Types of arguments with which a function can be called again later: arrays and other objects may have changed."""
 
 _MAY_BE_IN_PLACE = {"celu", "elu", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "mish", "relu", "relu6"}
 _MAY_BE_IN_PLACE |= {"rrelu", "selu", "silu", "threshold"}
@@ -95,7 +95,7 @@ _VIEWS = {"H", "T", "data", "mH", "mT"}
 
 
 class NotTraced(ExportError):
-    """What no way of torch.export is to be tried with."""
+    """An error after which no other way of torch.export should be tried."""
 
 
 class ConstantValues(TorchFunctionMode):
@@ -177,7 +177,7 @@ class ConstantValues(TorchFunctionMode):
         return leaf is None or leaf is Ellipsis or type(leaf) in _IMMUTABLE
 
     def _value_of(self, tensor: Tensor) -> Callable[[], Any] | None:
-        """How to get the true tensor that a traced one stands for; None where there is none."""
+        """A function that returns the real tensor behind a traced one; None if there is none."""
         if self._written and _storage(tensor) in self._written:
             return None
         reference, version, value = self._known.get(id(tensor), (None, 0, None))
@@ -348,7 +348,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 def leaves_of(value: Any) -> Iterator[Any]:
-    """What lies in dicts, slices, lists and tuples, sizes among them."""
+    """The leaves of dicts, slices, lists and tuples, including sizes."""
     if isinstance(value, dict):
         value = tuple(value.values())
     if isinstance(value, slice):

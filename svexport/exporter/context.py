@@ -200,7 +200,7 @@ def _without_dump() -> Iterator[None]:
 
 @contextmanager
 def _decomposed_by_node() -> Iterator[None]:
-    """Has the exporter decompose single nodes, and trace a program a second time where that is not enough."""
+    """Makes the exporter decompose single nodes, and trace a program a second time only if that does not suffice."""
     from torch.export import decomp_utils
     from torch.onnx._internal.exporter import _decomp, _fx_passes
 
@@ -330,7 +330,7 @@ _ALSO: dict[str, Callable[..., Any]] = {
     "aten::lstm.input": _projected_lstm,
     "aten::unfold": _unfold_side_by_side,
 }
-"""As :data:`EXACT`, of what the other exporter has right or another form of."""
+"""As :data:`EXACT`, for functions that the other exporter converts correctly or in another form."""
 
 
 def _affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None = None) -> Tensor:
@@ -411,7 +411,7 @@ def _parts(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _arange(*args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Tensor:
-    """How many steps there are is counted in double, as torch does; ONNX's Range counts in the type of the numbers."""
+    """Counts the steps in double, as torch does; ONNX's Range counts in the type of the numbers."""
     names = ("end",) if len(args) == 1 else ("start", "end", "step")
     given = {"start": 0, "step": 1, **dict(zip(names, args, strict=False))}
     start, end, step = (kwargs.pop(name, given.get(name)) for name in ("start", "end", "step"))

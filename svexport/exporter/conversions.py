@@ -32,10 +32,10 @@ class Writer(Protocol):
         """A constant."""
 
     def dtype(self, value: Any) -> torch.dtype | None:
-        """Of a value, where it is known."""
+        """The data type of a value, if it is known."""
 
     def rank(self, value: Any) -> int | None:
-        """Of a value, where it is known."""
+        """The rank of a value, if it is known."""
 
     def typed(self, x: Any, kind: torch.dtype | None) -> Any:
         """A number or a tensor as a tensor of a type; for None, of any."""
@@ -161,7 +161,7 @@ def _by_bits(write: Writer, x: Any, exponent: Any, one: Any) -> Any:
 
 
 def _result_type(write: Writer, x: Any, y: Any) -> torch.dtype:
-    """As torch has it, of tensors and numbers."""
+    """torch's result type of tensors and numbers."""
 
     def like(v: Any) -> Any:
         if isinstance(v, (bool, int, float)):
@@ -215,7 +215,7 @@ def _power(write: Writer, x: Any, exponent: Any) -> Any:
 
 
 def _floor_divide(write: Writer, x: Any, y: Any) -> Any:
-    """By the exact remainder: the exporters' own rounds the quotient, and takes 2 // 0.4 (4) for 5."""
+    """Divides by the exact remainder. The exporters' own conversion rounds the quotient: 2 // 0.4 (4) becomes 5."""
     kind = _result_type(write, x, y)
     x, y = write.typed(x, kind), write.typed(y, kind)
     if kind in INTEGERS:
@@ -237,7 +237,7 @@ def _floor_divide(write: Writer, x: Any, y: Any) -> Any:
 
 
 def _remainder(write: Writer, x: Any, y: Any) -> Any:
-    """Of the sign of ``y``: the exporters' own is what a rounded quotient leaves, nothing of 2 % 0.4."""
+    """The remainder with the sign of ``y``. The exporters' own comes from a rounded quotient: 0 for 2 % 0.4."""
     kind = _result_type(write, x, y)
     x, y = write.typed(x, kind), write.typed(y, kind)
     if kind in INTEGERS:
@@ -363,7 +363,7 @@ CONVERSIONS: dict[str, Callable[..., Any]] = {
     "aten::sort.stable": lambda write, x, *, stable=None, **given: _sort(write, x, **given),  # as TopK is anyway
     "aten::topk": _topk,
 }
-"""By the overload of ATen."""
+"""Conversions by ATen overload."""
 
 ELEMENTWISE = frozenset(_OF_ELEMENTS) | {"aten::maximum", "aten::minimum"}
-"""Those that compute in the type of their result."""
+"""Functions that compute in the type of their result."""

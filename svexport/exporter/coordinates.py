@@ -52,14 +52,14 @@ from svexport.tracing.state import unchanged
 __all__ = ["Followed", "Origin", "half_model"]
 
 Origin = Call | int | str
-"""What numbers come from: a call, an input by its place, a parameter or buffer by its name."""
+"""The origin of numbers: a call, an input by its position, or a parameter or buffer by its name."""
 
 _NORMS = {"layer_norm", "rms_norm"}
 """Norms of what linear layers make. Others are of maps, which are large, or one node with the sums before them, which
 is float32 inside: ``keep="auto"`` has those, too."""
 
 _SUMS = {"add", "sub", "__radd__", "__rsub__", "relu"}
-"""What adds up numbers, or chooses among them, before a norm."""
+"""Functions that add or select numbers before a norm."""
 
 _JOINS = {"cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack", "column_stack"} | CONVERTS
 """Functions that round nothing."""
@@ -138,7 +138,7 @@ class Followed(Calls):
         return self._mark(func(*args, **kwargs), self._of((args, kwargs)))
 
     def _result(self, name: str, func: Any, given: Given) -> Any:
-        """Of a call, in the types that a half model has by itself."""
+        """The result of a call, in the types that a half model has by default."""
         args, kwargs = of_one_type(name, given)
         self.differed |= differ(given) and (func is F.grid_sample or not differ((args, kwargs)))
         if func is F.grid_sample and differ(given):
@@ -150,7 +150,7 @@ class Followed(Calls):
         return cast(func(*args, **kwargs), half)
 
     def in_place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What is changed comes from where all of it does."""
+        """A changed tensor has the origins of all its values."""
         self.differed |= differ((args, kwargs))
         origins = self._of((args, kwargs))
         result = super().in_place(func, args, kwargs)
@@ -158,7 +158,7 @@ class Followed(Calls):
         return self._mark(result, origins)
 
     def upstream(self, places: Collection[Origin]) -> dict[Origin, None]:
-        """What numbers are computed from, themselves first, up to layers and products of features."""
+        """The origins that numbers are computed from, themselves first, up to layers and products of features."""
         waiting, found = sorted(places, key=str), dict[Origin, None]()
         while waiting:
             origin = waiting.pop()

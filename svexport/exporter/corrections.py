@@ -253,7 +253,7 @@ def _expand(g: Any, own: _Own, self: _Value, size: _Value, implicit: _Value) -> 
 
 
 def _copy(g: Any, own: _Own, self: _Value, values: _Value, non_blocking: _Value) -> Any:
-    """What ``x.copy_(values)`` becomes, which the exporter lacks."""
+    """Converts ``x.copy_(values)``, which the exporter does not support."""
     write = GraphWriter(g)
     values = write.typed(values, write.dtype(self))
     sizes = [symbolic_helper._get_tensor_sizes(v) for v in (self, values)]
@@ -292,4 +292,4 @@ CORRECTIONS: dict[str, Callable[..., Any]] = {
     "aten::softplus": _softplus,
     "aten::unique_dim": _unique_along,
 }
-"""Of an aten function: its conversion, which is given the exporter's own."""
+"""By aten function, its conversion, which also gets the exporter's own conversion."""

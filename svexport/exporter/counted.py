@@ -133,12 +133,12 @@ class _Growing(NamedTuple):
     from_left: bool
 
     def fitting(self, count: int) -> int:
-        """How many of so many calls may follow at once."""
+        """How many of ``count`` calls can be simulated at once."""
         size = sum(bytes_of(item) for item in self.items if isinstance(item, (Tensor, np.ndarray)))
         return min(count, LONGEST // abs(self.step), MOST_BYTES // max(size, 1))
 
     def go_on(self, count: int) -> None:
-        """As it would be after so many calls."""
+        """Changes the container as ``count`` more calls would."""
         container, many = self.container, self.fitting(count)
         if self.step < 0:
             gone = min(-self.step * many, len(container))
@@ -153,7 +153,7 @@ class _Growing(NamedTuple):
 
 
 def _growing(after: Sequence[Reached], changed: Iterable[str]) -> list[_Growing]:
-    """What grows or shrinks by as much in each of the last two calls."""
+    """Containers that grew or shrank by the same amount in each of the last two calls."""
     one, two = ({id(c.container): c.held for c in reached.contents} for reached in after[-3:-1])
     found = []
     for name, container, held in after[-1].contents:
@@ -172,12 +172,12 @@ def _growing(after: Sequence[Reached], changed: Iterable[str]) -> list[_Growing]
 
 
 def _fitting(count: int, step: Any) -> int:
-    """How often a text can be made longer, of so many times."""
+    """How many of ``count`` steps a text can be extended by."""
     return min(count, MOST_BYTES // len(step)) if isinstance(step, (str, bytes)) else count
 
 
 def _step(first: Mapping[str, Place], after: Sequence[Reached], name: str) -> Any:
-    """What each of three calls adds to a number, to those of a tensor or an array, or to a text; or None."""
+    """The amount by which each of three calls changes a number, a tensor, an array or a text; None if it varies."""
     known = [places[name] for places in (first, *(reached.places for reached in after)) if name in places]
     values = [place.value for place in known]
     if len(known) <= len(after) or known[0].holder is None or len({type(value) for value in values}) > 1:

@@ -57,7 +57,7 @@ def compare_empty(verification: Verification, empty: Iterable[tuple[str, list[Te
 def _judged(
     verification: Verification, run: str, inputs: list[Tensor], expected: Sequence[Tensor]
 ) -> list[Parity] | None:
-    """How each output agrees; None where the file does not compute what torch does."""
+    """How each output agrees; None if the file does not compute what torch does."""
     try:
         actual = verification.file.engine.run([t.detach().cpu() for t in inputs])
     except EngineError:

@@ -17,7 +17,7 @@ from svexport.tracing.arguments import leaves
 __all__ = ["WHOLE_MARGIN", "Times", "gains", "measure", "on_gpu"]
 
 ROUNDS, SECONDS = 12, 4.0
-"""How often all are timed in turn, unless that takes longer than this."""
+"""Rounds in which all are timed in turn, and the maximum seconds for them."""
 
 MARGIN, WHOLE_MARGIN = 1.02, 1.01
 """What two timings of one model differ by; what a model with all its replacements may lose in what it gains least in.
@@ -47,7 +47,7 @@ class Times:
         return [(a, b) for a, b in ((self.inference, other.inference), (self.training, other.training)) if a and b]
 
     def over(self, other: Times) -> tuple[float, ...]:
-        """How many times as long this takes as the other, in inference and in training."""
+        """The ratio of this time to the other, in inference and in training."""
         return tuple(statistics.median(a) / statistics.median(b) for a, b in self.beside(other))
 
     def often(self, other: Times) -> tuple[float, ...]:
@@ -55,7 +55,7 @@ class Times:
         return tuple(sum(map(operator.gt, a, b)) / len(a) for a, b in self.beside(other))
 
     def words(self, other: Times) -> str:
-        """How much faster the other is."""
+        """How much faster the other is, in words."""
         return " ".join(
             f"{ratio:.2f}x{'' if name == 'inference' else ' trained'}"
             for name, ratio in zip(("inference", "training"), self.over(other), strict=False)

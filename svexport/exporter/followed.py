@@ -222,7 +222,7 @@ def plain(value: Any) -> Any:
 
 
 def made_at(value: Any, values: Values) -> Any:
-    """What a number would be at other sizes; anything else as it is."""
+    """The value that a number would have at other sizes; anything else is returned unchanged."""
     return value.at(values) if isinstance(value, _Number) else value
 
 
@@ -245,7 +245,7 @@ def formula(value: Any) -> Any:
 
 
 def _made(function: Callable[..., Any], operands: tuple[Any, ...], sizes: Sizes) -> Any:
-    """What a function makes of numbers."""
+    """Applies a function to numbers and records the result."""
     value = function(*map(plain, operands))
     kind: type[_Number] | None = {int: _Int, float: _Float}.get(type(value))
     if kind is None:

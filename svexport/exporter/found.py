@@ -14,7 +14,7 @@ __all__ = ["deciding", "finding", "returns_found"]
 
 
 def deciding(name: str, args: tuple, kwargs: dict[str, Any]) -> list[Tensor]:
-    """What decides by its values how many a function returns, or writes to; nothing of any other function."""
+    """The tensors whose values decide how many elements a function returns or writes; empty for any other function."""
     if name in _INDEXED:
         return [index for index in _indices(args) if is_mask_of_places(index)] if len(args) > 1 else []
     if name in _ALSO:
@@ -63,7 +63,7 @@ def _indices(args: tuple) -> Iterable[Any]:
 
 
 def _mask(values: Tensor, count: int) -> Tensor:
-    """Its first ``count`` elements that are not zero, and the first of the others where there are less."""
+    """A mask of the first ``count`` nonzero elements, filled up with the first of the others."""
     mask = values != 0
     order = (~mask).flatten().to(torch.uint8).argsort(stable=True)
     kept = torch.zeros_like(mask).flatten()

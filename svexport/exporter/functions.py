@@ -73,7 +73,7 @@ def deform_attn(
 
 
 def starts_of(shapes: Tensor) -> Tensor:
-    """Where each level starts among the pixels of all; kept until the sizes are written to."""
+    """The start of each level among all pixels; cached until the sizes are written to."""
     return kept_of(shapes, _starts)
 
 
@@ -116,7 +116,7 @@ def parameters(code: CodeType) -> tuple[str, ...]:
 
 
 def whole(code: CodeType) -> tuple[Callable[..., Any], str] | None:
-    """What takes the place of a function of this code as a whole, and the op's name."""
+    """The replacement of a whole function with this code, and the op's name."""
     for ours, op in WHOLES.get(code.co_name, ()):
         if parameters(ours.__code__) == parameters(code):  # type: ignore[attr-defined]
             return ours, op

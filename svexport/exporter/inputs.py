@@ -24,19 +24,19 @@ FAR = ("scaled", "zeros")
 """Inputs of every model that are far from the given ones."""
 
 NOTHING = ("zeros", "zero")
-"""Of which most functions are zero: a way that is gone with these alone has not been compared."""
+"""Inputs for which most functions are zero; a path taken only with these has not been compared."""
 
 FIRST = ("random first",)
-"""Of models that forward changes: what they remember of the given inputs is not in a file."""
+"""Inputs for models that forward changes: what these remember of the given inputs is not in a file."""
 
 NEXT = ("random next",)
-"""Of those again, right after: what they return may not depend on what they remember."""
+"""Runs with the FIRST inputs again, right after: results must not depend on remembered state."""
 
 FAR_SIZE = 4096
 """Sizes up to this one are asked one by one, then those around powers of two."""
 
 MOST_ELEMENTS = 2**14
-"""Of inputs of other sizes, or some times as many as are given."""
+"""Maximum elements of inputs with other sizes, or else a multiple of the elements given."""
 
 PIECE = 2**16
 """Elements that are computed in float64 at once: more would take memory anew, which costs more than the numbers."""
@@ -63,7 +63,7 @@ def far(name: str, tensors: Sequence[Tensor], ranges: Mapping[int, int]) -> Iter
 
 
 def _scaled(tensor: Tensor, size: int | None) -> Tensor:
-    """Of both signs, a tenth, as large, ten or a hundred times as large; other integers; masks all set, or half."""
+    """The tensor scaled by 0.1, 1, 10 or 100 with both signs; other integers; masks all set or half set."""
     if tensor.is_floating_point():
         return _of_other_scales(tensor)
     noise = torch.rand(tensor.shape, dtype=torch.float64, device=tensor.device)
@@ -98,14 +98,14 @@ def _of_other_scales(tensor: Tensor) -> Tensor:
 
 
 def _places() -> Iterator[int]:
-    """Where among those drawn the random numbers of one piece after another begin."""
+    """The positions, among the numbers drawn, at which the random numbers of each piece begin."""
     yield from range(0, DRAWN, PIECE)
     while True:
         yield int(torch.randint(DRAWN - PIECE, ()))
 
 
 def _zeros(tensor: Tensor, size: int | None) -> Tensor:
-    """Nothing but zero, no mask set; integers in another order."""
+    """All zeros, with no mask set; integers in another order."""
     if tensor.is_floating_point() or tensor.dtype == torch.bool or is_mask(tensor):
         return torch.zeros_like(tensor)
     return tensor.flatten().flip(0).reshape(tensor.shape) if size is None else (size - 1 - tensor).clamp(0, size - 1)
@@ -154,7 +154,7 @@ def _random_like(tensor: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def _in_pieces(function: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
-    """What a function makes of each element, in the tensor's own type; it is given some at a time."""
+    """Applies an elementwise function piece by piece, in the tensor's own type."""
     result = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
     pieces = result.view(-1).split(PIECE), tensor.detach().reshape(-1).split(PIECE)
     for piece, given in zip(*pieces, strict=True):
@@ -195,7 +195,7 @@ class Resized:
         self._tried = {self._run(self.given)}
 
     def roots(self, tensors: Sequence[Tensor]) -> dict[str, int]:
-        """Of the dynamic sizes of some inputs."""
+        """The roots of the dynamic sizes in these inputs, by symbol."""
         found: dict[str, int] = {}
         for axes, tensor in zip(self.axes, tensors, strict=True):
             for axis, size in axes.items():
@@ -217,7 +217,7 @@ class Resized:
         yield from ((run, inputs) for inputs in random(self._tensors, shapes))
 
     def shapes(self, wanted: Mapping[str, int]) -> list[list[int]]:
-        """Of every input, once the symbols have the wanted sizes."""
+        """The shape of every input when the symbols have the wanted sizes."""
         shapes = [list(tensor.shape) for tensor in self._tensors]
         for axes, shape in zip(self.axes, shapes, strict=True):
             for axis, size in axes.items():

@@ -34,17 +34,17 @@ class GraphWriter(Writer):
         return self._g.op("Constant", value_t=tensor)
 
     def dtype(self, value: Any) -> torch.dtype | None:
-        """Of a value, where it is known."""
+        """The data type of a value, if it is known."""
         kind = _kinds.from_value(value, _kinds.UNDEFINED)
         return None if kind == _kinds.UNDEFINED else kind.dtype()
 
     def rank(self, value: Any) -> int | None:
-        """Of a value, where it is known."""
+        """The rank of a value, if it is known."""
         return symbolic_helper._get_tensor_rank(value)
 
 
 def _letter(value: Any) -> str:
-    """By which the exporter is told the type of an attribute, or of those in a list."""
+    """The suffix that tells the exporter the type of an attribute, or of the elements of a list."""
     return {float: "f", str: "s"}.get(type(value[0] if isinstance(value, list) else value), "i")
 
 
@@ -58,7 +58,7 @@ def schema_of(node: torch._C.Node) -> Any:
 
 
 def kinds_of(schema: Any) -> list[str]:
-    """What each argument of an aten function is: ``"tensor"``, ``"tensors"`` or ``"constant"``."""
+    """The kind of each argument of an aten function: ``"tensor"``, ``"tensors"`` or ``"constant"``."""
     types = (str(a.type) for a in schema.arguments)
     return ["constant" if "Tensor" not in t else "tensors" if t.startswith("List") else "tensor" for t in types]
 

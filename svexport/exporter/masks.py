@@ -60,4 +60,4 @@ CHOICES: dict[Callable[..., Any], Callable[..., Any]] = {
     Tensor.masked_fill_: _filled_in_place,
     Tensor.where: lambda input, condition, other: _where(condition, input, other),
 }
-"""By what Python calls, for both tracers; NotImplemented of all else."""
+"""Replacements by Python function, for both tracers; they return NotImplemented for other arguments."""

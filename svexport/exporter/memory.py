@@ -23,7 +23,7 @@ USUAL = 2**25
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """Puts off the collection of garbage: imports and traces make no end of objects, most of which stay in use."""
+    """Defers garbage collection: imports and traces create many objects, most of which stay in use."""
     if not gc.isenabled():
         yield
         return
@@ -89,6 +89,6 @@ def _is_set_already() -> bool:
 
 
 def _keep(libc: ctypes.CDLL, size: int) -> None:
-    """As glibc does by itself, up to ``USUAL``: blocks of that size, and twice as much at the end of the heap."""
+    """As glibc does by itself up to ``USUAL``: keeps blocks of that size, and twice as much at the end of the heap."""
     libc.mallopt(_MMAP_THRESHOLD, size)
     libc.mallopt(_TRIM_THRESHOLD, min(2 * size, 2**31 - 1))

@@ -20,7 +20,7 @@ __all__ = ["TRANSLATIONS", "floor_divided"]
 
 _KEY = "svexport.number"
 _BITS = 20
-"""Of the numerator and denominator of a constant that stays a pair: products with sizes fit in 64 bits."""
+"""Maximum bits of numerator and denominator of a constant kept as a pair: products with sizes fit in 64 bits."""
 
 _INT, _FLOAT, _DOUBLE = (int(d) for d in (ir.DataType.INT64, ir.DataType.FLOAT, ir.DataType.DOUBLE))
 
@@ -72,7 +72,7 @@ def _integer(x: Any) -> Any:
 
 
 def _number(x: Any) -> _Number:
-    """What is known of an operand."""
+    """The known facts about an operand."""
     if isinstance(x, (int, float)):
         short = None
         if math.isfinite(x):
@@ -223,7 +223,7 @@ def _mod(x: Any, y: Any) -> Any:
     a, b = _number(x), _number(y)
 
     def rest() -> Any:
-        """Of the sign of the divisor."""
+        """The remainder with the sign of the divisor."""
         value, zero = _op("Mod", a.double, b.double, fmod=1), _constant(0.0, torch.float64)
         other = _op("Less", _op("Mul", value, b.double), zero)
         return _op("Where", other, _op("Add", value, b.double), value)
@@ -251,4 +251,4 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     torch.sym_float: lambda x: _float(_number(x)),
     **({torch.sym_sqrt: _root} if hasattr(torch, "sym_sqrt") else {}),
 }
-"""By the function that torch.export records."""
+"""Translations by the function that torch.export records."""

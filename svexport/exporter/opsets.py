@@ -14,24 +14,24 @@ __all__ = [
 ]
 
 FIRST_WITH_BOTH = "2.11"
-"""Of torch: in older ones the exporter on torch.export decomposes einsum and fails on dynamic sizes."""
+"""The first torch with both; the exporter on torch.export of older ones decomposes einsum, fails on dynamic sizes."""
 
 _BOTH = torch.torch_version.TorchVersion(torch.__version__) >= FIRST_WITH_BOTH
 
 OPSETS = range(9, 24 if _BOTH else 21)
 
 FIRST_TORCHSCRIPT_OPSET = 17
-"""What the TorchScript exporter writes; models of lower ones are converted."""
+"""The opset that the TorchScript exporter writes; models of lower opsets are converted."""
 
 LAST_TORCHSCRIPT_OPSET = 17 if _BOTH else OPSETS[-1]
 """The TorchScript exporter is reliable up to 17, and with what we verify up to 20; the other writes none below 18."""
 
 FIRST_DYNAMO_OPSET = 18
-"""What the exporter on torch.export writes; models of lower ones are converted."""
+"""The opset that the exporter on torch.export writes; models of lower opsets are converted."""
 
 LATER = (
     "try opset=18 or later (another exporter)"
     if _BOTH
     else f"update torch, {torch.__version__}: from {FIRST_WITH_BOTH} on another exporter writes opset 18 and later"
 )
-"""What to do where the TorchScript exporter fails."""
+"""Advice for failures of the TorchScript exporter."""

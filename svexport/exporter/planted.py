@@ -141,7 +141,7 @@ class Planted:
         self._alone: dict[int, Any] = {}
 
     def _with_outputs(self, graph: onnx.GraphProto) -> onnx.ModelProto:
-        """What runs, with every value of ``graph`` that a node reads or may be faulty."""
+        """The model to run, with every value of ``graph`` that a node reads or that may be faulty as an output."""
         produced = {name for node in graph.node for name in node.output if name} - self._constants.keys()
         read = [name for node in graph.node for name in (*node.input, *used_inside(node))]
         wanted = dict.fromkeys(read + [node.output[0] for _, node in self._nodes])
@@ -153,7 +153,7 @@ class Planted:
         return probe
 
     def _computed_behind(self, name: str) -> _Behind:
-        """What computes the outputs from a value and from recorded ones that do not depend on it."""
+        """The model that computes the outputs from a value, and from recorded values that do not depend on it."""
         if name in self._behind:
             self._behind.move_to_end(name)
             return self._behind[name]
@@ -188,7 +188,7 @@ class Planted:
         return self._behind[name]
 
     def record(self, tensors: Sequence[Tensor], held: Sequence[tuple[float, float]]) -> Recording | None:
-        """What the graph makes of inputs, whose outputs are ``held`` to rtol and atol; None of too large values."""
+        """Runs the graph on inputs whose outputs are ``held`` to rtol and atol; None if the values are too large."""
         feeds = {name: t.detach().cpu().numpy() for name, t in zip(self._names, tensors, strict=True)}
         names = [value.name for value in self._recorder.get_outputs()]
         values = dict(zip(names, self._recorder.run(names, feeds), strict=True))
@@ -232,7 +232,7 @@ class Planted:
         return max(map(_off, recording.outputs, outputs, recording.held), default=0.0)
 
     def _computed(self, site: Site, recording: Recording) -> np.ndarray:
-        """What the faulty node alone makes of what was recorded before it."""
+        """The output of the faulty node alone, on the values recorded before it."""
         node, fault = self._graph.node[site.number], site.fault
         if fault.transposed is not None:
             return np.ascontiguousarray(recording.values[node.output[0]].swapaxes(*fault.transposed))

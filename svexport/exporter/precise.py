@@ -23,7 +23,7 @@ MOST = 8.0
 """Times what torch in float32 is from float64: files that are right keep below 5, most of them far below 1."""
 
 BORDER = 2.0**-24
-"""Of the inputs: where so little changes as much as a file differs by, there is a border between two results."""
+"""Relative to the inputs: if so small a change changes a result as much as the file differs, it is at a border."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Precise:
             return model(*arguments)
 
     def record(self, there: Precisely) -> Recording | None:
-        """What the file makes of the inputs; None of too large values."""
+        """Runs the file on the inputs; None if the values are too large."""
         return self._planted.record(there.inputs, there.held)
 
     def differing(self, there: Precisely, recording: Recording) -> list[int]:
@@ -119,7 +119,7 @@ class Precise:
         return False
 
     def shown(self, site: Site, recording: Recording) -> float:
-        """How far outputs with a fault are off, in what they are held to; NaN of a fault that cannot be computed."""
+        """The error of outputs with a fault, in units of their tolerances; NaN for a fault that cannot be computed."""
         return self._planted.shown(site, recording, failing=math.nan)
 
 

@@ -42,7 +42,7 @@ from svexport.tracing.arguments import bind, copied, eval_mode
 __all__ = ["plan_for"]
 
 LIMIT = 1e-4
-"""Of the power of a result: what rounding to half may put into it, 40 dB; a hundredth of its root mean square."""
+"""The share of a result's power that rounding to half may add: 40 dB; a hundredth of its root mean square."""
 
 _NORMS = {
     *("layer_norm", "group_norm", "instance_norm", "rms_norm", "local_response_norm", "normalize", "norm", "renorm"),
@@ -60,7 +60,7 @@ class _Mixed(Plan):
 
 
 class _InTypes(Calls):
-    """Has calls of a plan computed in float32, the others in its type, whatever comes in."""
+    """Computes calls of a plan in float32 and the others in the model's type, whatever the types of their inputs."""
 
     def __init__(self, model: nn.Module, plan: Plan) -> None:
         super().__init__(model)
@@ -88,7 +88,7 @@ class _InTypes(Calls):
 
 
 def _as_weights(module: nn.Module, args: Any) -> Any:
-    """What recurrent layers are given, in the type of their weights: they look, before they call a function."""
+    """The inputs of recurrent layers in the type of their weights: the layers check it before calling a function."""
     if not isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
         return None
     return cast(args, next(module.parameters()).dtype)
@@ -138,7 +138,7 @@ class _Measured(Followed):
 
 
 class _Alone(Calls):
-    """Has one call computed in half, and all others in float32."""
+    """Computes one call in half, and all others in float32."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype, alone: Call) -> None:
         super().__init__(model)
@@ -216,7 +216,7 @@ def _outer(module: str) -> Iterator[str]:
 
 
 def _kept(measured: _Measured) -> dict[Call, str]:
-    """What a half model keeps in any case, and what was measured, with what that has to be given."""
+    """The calls that a half model always keeps in float32 and the measured ones, with the calls that feed them."""
     calls = {call: why for call, why in measured.kept(measured.reasons).items() if isinstance(call, Call)}
     for call in measured.first:
         upstream = measured.upstream(measured.seen[call].before)

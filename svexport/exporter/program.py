@@ -52,7 +52,7 @@ _WHOLE = _EQUAL | {_aten.reshape.default}
 """Functions that stay as they are, though torch makes them of others."""
 
 _META = ("from_node", "nn_module_stack", "seq_nr", "source_fn_stack", "stack_trace", "torch_fn")
-"""What the nodes of a function take over from the node that they replace."""
+"""Metadata that the nodes of a function inherit from the node that they replace."""
 
 
 def decompose_nodes(
@@ -81,7 +81,7 @@ def decompose_nodes(
 
 
 def _name_outputs(program: torch.export.ExportedProgram) -> None:
-    """Has the signature name the nodes that are the program's outputs now."""
+    """Makes the signature name the nodes that are the program's outputs now."""
     (results,) = program.graph.output_node().args
     specs = program.graph_signature.output_specs
     for spec, result in zip(specs, results, strict=True):  # type: ignore[arg-type]
@@ -139,7 +139,7 @@ class _Decomposition:
     # ------------------------------------------------------------ functions made of others
 
     def _expand(self) -> bool:
-        """Puts what functions are made of in their place; whether any of it writes in place."""
+        """Replaces functions by their decompositions; returns whether any of these writes in place."""
         rest = [node for node in self._graph.nodes if node.op == "call_function"]
         written = False
         while rest:
@@ -193,7 +193,7 @@ class _Decomposition:
         _replace(node, new)
 
     def _put_together(self, node: fx.Node) -> list[fx.Node]:
-        """Puts in place of a node what its function is made of; these nodes."""
+        """Replaces a node by the decomposition of its function; returns the new nodes."""
         given = list(dict.fromkeys(node.all_input_nodes))
         graph = self._graph_of(node, given)
         if any(inner.op == "call_function" and "val" not in inner.meta for inner in graph.nodes):
@@ -223,7 +223,7 @@ class _Decomposition:
         return made
 
     def _graph_of(self, node: fx.Node, given: list[fx.Node]) -> fx.Graph:
-        """What a function is made of, with an input for each of the nodes that it is given."""
+        """The decomposition of a function, with an input for each of the nodes that it is given."""
         target, places = node.target, {one: index for index, one in enumerate(given)}
         key = (target, repr(_placed(places, (node.args, node.kwargs))), *(_described(one.meta["val"]) for one in given))
         if key in self._traced:
@@ -291,7 +291,7 @@ def _is_same_view(node: fx.Node) -> bool:
 
 
 _AS_CAT = torch._prims_common.ELEMENTWISE_TYPE_PROMOTION_KIND.NO_OPMATH
-"""How the exporter has tensors of several types in one."""
+"""The type promotion with which the exporter joins tensors of several types."""
 
 
 def promote(module: fx.GraphModule) -> None:

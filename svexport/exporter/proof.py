@@ -21,7 +21,7 @@ _LOST: Any = getattr(torch, "AcceleratorError", ())  # torch >= 2.8
 
 @dataclass
 class Proof:
-    """What the comparisons of one replacement came to."""
+    """The result of the comparisons of one replacement."""
 
     errors: list[float] = field(default_factory=list)
     fault: str = ""
@@ -107,7 +107,7 @@ class Proof:
         self.fault = self.fault or other.fault
 
     def words(self, given: bool) -> tuple[int, float, str]:
-        """How many comparisons there were, the largest error, and what to say; given: whether there were inputs."""
+        """The number of comparisons, the largest error, and the verdict in words; given: whether there were inputs."""
         unproven = "not proven: not reached" if given else "not proven: no inputs"
         error = max(self.errors, default=math.nan)
         return len(self.errors), error, f"max error {error:.1e}" if self.errors else unproven

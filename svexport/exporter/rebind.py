@@ -36,7 +36,7 @@ _NAMES = {id(function.theirs): name for name, function in FUNCTIONS.items()}  # 
 
 
 def key_of(code: CodeType, names: dict[str, Any]) -> Key:
-    """Of a code object that has these globals; before Python 3.11 by its name alone."""
+    """The key of a code object with these globals; before Python 3.11 only its name."""
     return str(names.get("__name__")), getattr(code, "co_qualname", code.co_name)
 
 
@@ -64,7 +64,7 @@ class Plan:
         return self
 
     def __or__(self, other: Plan) -> Plan:
-        """What either binds."""
+        """A plan with the bindings of both."""
 
         def either(name: str) -> Any:
             parts = getattr(self, name), getattr(other, name)
@@ -151,7 +151,7 @@ class Binder:
         return self._copies.get(function, function)
 
     def notes(self, values: Iterable[Any]) -> list[tuple[str, str]]:
-        """What copies and those they call have of ops: names in :data:`FUNCTIONS`, or of whole functions, and lines."""
+        """The ops in copies and in functions they call: names (:data:`FUNCTIONS` or whole functions) and lines."""
         found: dict[tuple[str, str], None] = {}
         seen: set[Any] = set()
         pending = list(values)[::-1]
@@ -270,7 +270,7 @@ class Binder:
         return new, fill
 
     def _content(self, function: FunctionType, content: Any, key: Key) -> Any:
-        """What the copy of a function closes over; of a module, one with ops for what the function takes from it."""
+        """The closure value for a function's copy; for a module, one with ops for the names that the function uses."""
         if not isinstance(content, ModuleType):
             return self(content, key)
         space = ModuleType(content.__name__)
@@ -317,7 +317,7 @@ def _content(cell: CellType) -> Any:
 
 
 def _taken(function: FunctionType, module: ModuleType) -> Iterator[tuple[str, Any]]:
-    """What a function takes from a module that it closes over."""
+    """The names that a function uses from a module in its closure."""
     mine = {
         name
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
@@ -336,7 +336,7 @@ def _taken(function: FunctionType, module: ModuleType) -> Iterator[tuple[str, An
 
 @functools.lru_cache(maxsize=64)
 def binder(plan: Plan) -> Binder:
-    """One for each plan, so that the copies of a copy of a model are the same."""
+    """One binder per plan, so that copies of a copy of a model are the same."""
     return Binder(plan)
 
 
@@ -350,7 +350,7 @@ class _Bound:
         """Keeps the class from those who collect the subclasses of its base."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """By the class it was made from: its own is no attribute of a module, where pickle could find it."""
+        """Pickles by the class it was made from: its own is no attribute of a module, where pickle could find it."""
         reduced = super().__reduce_ex__(protocol)
         if not isinstance(reduced, tuple):
             return reduced

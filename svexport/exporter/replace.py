@@ -120,7 +120,7 @@ def replace(
 
 
 def _by_rounding(model: nn.Module, arguments: Any) -> str:
-    """How much the model's own outputs change where its inputs change by one in their last place, in words."""
+    """How much the model's own outputs change if its inputs change by one in their last place, in words."""
 
     def rounded(t: Tensor) -> Tensor:
         return torch.nextafter(t, t + 1) if t.dtype in (torch.float32, torch.float64) else t
@@ -268,7 +268,7 @@ def _faster(model: nn.Module, arguments: Any, made: _Made, remade: Callable[[Set
 
 
 class _Choice:
-    """What ``only`` and ``skip`` leave to be replaced."""
+    """Selects what to replace, by ``only`` and ``skip``."""
 
     def __init__(self, only: str | Iterable[str] | None, skip: str | Iterable[str]) -> None:
         self.only = None if only is None else {only} if isinstance(only, str) else set(only)
@@ -346,7 +346,7 @@ def _swap(model: nn.Module, classes: Mapping[str, type[DropIn]]) -> nn.Module:
 
 
 def _compare(model: nn.Module, classes: Mapping[str, type[DropIn]], proofs: Mapping[str, Proof]) -> None:
-    """Has every module of those names compared with its replacement whenever it is called."""
+    """Compares every module of those names with its replacement whenever it is called."""
     comparing: list[str] = []  # a replacement calls submodules, which are not to be compared again
 
     def watch(name: str, ours: Any) -> Callable[..., None]:

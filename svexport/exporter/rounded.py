@@ -24,7 +24,7 @@ _FLOATS = {"Add", "Div", "Mul", "Pow", "Sqrt", "Sub"}
 _ROUNDED = {"Cast", "Ceil", "Floor", "Round"}
 _INTEGERS = {TensorProto.INT32, TensorProto.INT64}
 MOST_PIXELS = 4097
-"""Of which it is asked whether the nearest of them are torch's."""
+"""The maximum number of pixels that are compared with torch's nearest ones."""
 
 _BITS = 256
 """A factor that is a whole number of these parts is exact in float32, of sizes below 65,536."""
@@ -47,7 +47,7 @@ def refuse_rounded(model: onnx.ModelProto) -> None:
 
 
 def _scale(scope: Scope, node: NodeProto) -> str:
-    """What a Resize by factors is, if one of a dynamic size is not the same in float32."""
+    """Describes a Resize by factors whose result for a dynamic size is not the same in float32; empty if it is."""
     if not (is_standard(node, "Resize") or is_standard(node, "Upsample")):
         return ""
     inputs = [name for name in node.input[1:] if name]
@@ -100,7 +100,7 @@ def nearest_unlike(old: int, new: int) -> bool:
 
 
 def _rounding(scope: Scope, made: dict[str, NodeProto], node: NodeProto) -> str:
-    """What a number is that is rounded, if it is made of sizes in float32 and not surely exact."""
+    """Describes a rounded number that is computed from sizes in float32 and may be inexact; empty for others."""
     if node.op_type not in _ROUNDED or node.domain:
         return ""
     if node.op_type == "Cast" and attributes_of(node)["to"] not in _INTEGERS:

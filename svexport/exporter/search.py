@@ -21,7 +21,7 @@ SEARCHES = 9 * len(_SCALES) + len(_TINY)
 """Inputs of each style at each scale, and of some of them at each of the smallest."""
 
 STEPS = 8
-"""Of one search along a gradient."""
+"""Maximum steps of one search along a gradient."""
 
 
 def searched(tensors: Sequence[Tensor], ranges: Mapping[int, int], count: int) -> Iterator[list[Tensor]]:
@@ -107,12 +107,12 @@ def _changed(one: Tensor, other: Tensor, given: Tensor, size: int | None) -> Ten
 
 
 def _power(low: float, high: float) -> float:
-    """Of ten, the exponent between these."""
+    """A random power of ten with an exponent in this range."""
     return float(10 ** (low + (high - low) * torch.rand(())))
 
 
 def _along_one_axis(x: Tensor) -> Tensor:
-    """Its mean along one axis."""
+    """The mean of the tensor along one axis."""
     return x.mean(int(torch.randint(x.dim(), ())), keepdim=True).expand_as(x) if x.dim() else x
 
 
@@ -183,7 +183,7 @@ _BORDERS: dict[str, Callable[..., tuple[Any, ...]]] = {
     "hardswish": lambda *_, **__: (-3.0, 3.0),
     "hardsigmoid": lambda *_, **__: (-3.0, 3.0),
 }
-"""By function, the numbers on whose two sides it is another one."""
+"""By function, the numbers at which it changes."""
 
 
 def stepped(model: nn.Module, tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:

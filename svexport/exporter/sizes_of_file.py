@@ -26,14 +26,14 @@ __all__ = ["SizesOfFile", "may_end_the_process", "unlike"]
 _OPS = {"Abs", "Add", "Cast", "Ceil", "Concat", "Constant", "Div", "Floor", "Gather", "Identity", "Max", "Min", "Mod"}
 _OPS |= {"Mul", "Neg", "Pow", "Range", "Reshape", "Round", "Shape", "Size", "Slice", "Sqrt", "Squeeze", "Sub"}
 _OPS |= {"Unsqueeze"}
-"""That compute with sizes."""
+"""The ops that compute with sizes."""
 
 _FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
 
 _FLOATING = {*_FLOATS, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
 
 LIKE = 0.5
-"""Of the sizes at which a number of a file is Python's, from where on it is meant to be."""
+"""The fraction of sizes at which a number of a file equals Python's for the two to be considered the same."""
 
 
 class SizesOfFile:
@@ -118,7 +118,7 @@ def _of_sizes(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
 
 
 def _constants(graph: onnx.GraphProto) -> dict[str, np.ndarray]:
-    """By name."""
+    """The constants of a graph, by name."""
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
         if node.op_type == "Constant" and (tensor := constant_value(node)) is not None:
@@ -127,7 +127,7 @@ def _constants(graph: onnx.GraphProto) -> dict[str, np.ndarray]:
 
 
 _DATA = {"Where": 1, "OneHot": 2}
-"""By op, the input that says of which type the result is, where that is not the first."""
+"""By op, the input that decides the type of the result, if it is not the first."""
 
 
 _ENDING = {"Attention", "GRU", "InstanceNormalization", "LSTM", "RNN"}
@@ -135,7 +135,7 @@ _ENDING = {"Attention", "GRU", "InstanceNormalization", "LSTM", "RNN"}
 what reads the first of no numbers, which are anywhere."""
 
 MOST_BYTES = 2**28
-"""Of a file that is optimized once more, to see what ONNX Runtime makes of it."""
+"""Maximum bytes of a file that is optimized again, to see ONNX Runtime's optimized graph."""
 
 
 def may_end_the_process(path: Path, names: Collection[str]) -> bool:

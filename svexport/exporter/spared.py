@@ -194,7 +194,7 @@ class _Late:
 
 
 class _Forward:
-    """What a module's ``forward`` is until somebody asks for it."""
+    """Stands in for a module's ``forward`` until it is accessed."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         self._module = weakref.ref(module)
@@ -205,7 +205,7 @@ class _Forward:
 
 
 class _Code:
-    """What ``recompile`` returns, written when it is read."""
+    """The result of ``recompile``, generated when it is read."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         self._module = module

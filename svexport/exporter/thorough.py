@@ -36,10 +36,10 @@ CLOSER = 0.1
 """Of a tolerance: by so much."""
 
 MOST_TOLD = 5
-"""Of what is said of inputs that were searched for."""
+"""Maximum number of notes about searched inputs that are reported."""
 
 MOST_SECONDS = 300.0
-"""Of CPU time, for walks and changes: at most."""
+"""Maximum CPU time in seconds, for walks and changes."""
 
 
 def thorough(verification: Verification, model: onnx.ModelProto, lines: Mapping[str, str]) -> Faults:
@@ -141,7 +141,7 @@ def plant(verification: Verification, model: onnx.ModelProto, lines: Mapping[str
 
 
 def _precise(verification: Verification, model: onnx.ModelProto) -> Precise | None:
-    """None of a file that cannot be computed in float64, which is noted."""
+    """The file in float64; None, with a note, if it cannot be computed there."""
     try:
         return Precise(model, verification.copies)
     except Exception as error:  # noqa: BLE001 - ONNX Runtime's, of a node that it has no kernel for
@@ -150,7 +150,7 @@ def _precise(verification: Verification, model: onnx.ModelProto) -> Precise | No
 
 
 def _unnoticed(planted: Planted, sites: Sequence[Site], runs: Sequence[Recording]) -> list[Site]:
-    """Those that none of the runs notices."""
+    """The faults that none of the runs reveals."""
     left = []
     for number, site in enumerate(sites):
         phase(f"planting faults, {number} of {len(sites)}")

@@ -243,7 +243,7 @@ def _function(name: str, convert: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _corrected(correct: Callable[..., Any], convert: Callable[..., Any]) -> Callable[..., Any]:
-    """Of a function that an op of ours stands for, whose conversion is then the one that is corrected."""
+    """Corrects the conversion of an op of ours, for a function that the op replaces."""
     return lambda g, own, *values: correct(g, lambda g, *given: convert(g, own, *given), *values)
 
 

@@ -32,7 +32,7 @@ _first = LAST_TORCHSCRIPT_OPSET < FIRST_DYNAMO_OPSET
 
 @contextmanager
 def torch_export_first(first: bool = True) -> Iterator[None]:
-    """Has models traced by torch.export at every opset, or at opset 18 and later only."""
+    """Makes torch.export trace models at every opset, or only at opset 18 and later."""
     global _first
     before, _first = _first, first
     try:
@@ -42,7 +42,7 @@ def torch_export_first(first: bool = True) -> Iterator[None]:
 
 
 def second_tracer(export: Callable[..., ExportReport]) -> Callable[..., ExportReport]:
-    """Has TorchScript trace a model of which the converted file is not right; the report says so."""
+    """Makes TorchScript trace a model whose converted file is wrong; the report says so."""
 
     @functools.wraps(export)
     def tried(*args: Any, **kwargs: Any) -> ExportReport:

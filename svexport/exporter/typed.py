@@ -52,7 +52,7 @@ COORDINATES: dict[str, dict[str, int]] = {
     "ms_deform_attn": {"sampling_locations": 3},
     "transformer_decoder": {"reference_points": 2, "lidar2img": 4},
 }
-"""Of each sampler, the arguments that have coordinates, with their places."""
+"""By sampler, the arguments that hold coordinates, with their positions."""
 
 _FOLLOWS = {
     *("reshape", "view", "view_as", "reshape_as", "permute", "transpose", "t", "adjoint", "swapaxes", "swapdims"),
@@ -79,7 +79,7 @@ _ASKS = {
 """Functions that compute no floating-point numbers, or draw them."""
 
 TYPES = {"is_floating_point", "element_size", "result_type", "can_cast", "promote_types", "is_tensor", "rand_like"}
-"""Of those, the ones that ask for a type."""
+"""Those of the functions above that ask for a type."""
 
 CONVERTS = {"to", "type", "type_as", "float", "half", "double", "bfloat16"}
 MAKES = {
@@ -116,7 +116,7 @@ _IN_PLACE = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "pow", 
 
 
 Given = tuple[tuple[Any, ...], dict[str, Any]]
-"""What a function is called with."""
+"""The positional and keyword arguments of a call."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class KeptCall:
     reason: str
 
     def to_dict(self) -> dict[str, str]:
-        """Its fields, for JSON."""
+        """The fields, as JSON-serializable values."""
         return asdict(self)
 
 
@@ -176,7 +176,7 @@ class Plan:
 
     @cached_property
     def biases(self) -> frozenset[Call]:
-        """Of the calls, linear layers of which only the bias is added in float32; the product is in the type."""
+        """The linear layers among the calls whose bias alone is added in float32; the product is in the type."""
         return frozenset(call for call, why in self.calls.items() if why == BIAS)
 
     def kept(self) -> list[KeptCall]:
@@ -190,12 +190,12 @@ class Plan:
         return Types(mode=self.mode)
 
     def mode(self, model: nn.Module, inputs: Sequence[tuple[Tensor, Tensor]] = ()) -> TorchFunctionMode:
-        """Has forward compute so; a mode is for one forward. ``inputs``: as of :class:`Types`."""
+        """A mode in which forward computes in these types, for one forward. ``inputs``: as in :class:`Types`."""
         raise NotImplementedError
 
 
 class Calls(TorchFunctionMode):
-    """Has calls that compute floating-point numbers looked at by :meth:`call`."""
+    """Passes calls that compute floating-point numbers to :meth:`call`."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -219,19 +219,19 @@ class Calls(TorchFunctionMode):
         return self.call(self.place(name, sys._getframe(1)), func, args, kwargs)
 
     def call(self, call: Call, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Of functions that compute."""
+        """Called for functions that compute."""
         raise NotImplementedError
 
     def typed(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Of functions that are told which type they make: :data:`CONVERTS` and :data:`MAKES`."""
+        """Called for functions that are told their result type: :data:`CONVERTS` and :data:`MAKES`."""
         return func(*args, **kwargs)
 
     def ask(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Of functions that compute no floating-point numbers."""
+        """Called for functions that compute no floating-point numbers."""
         return func(*args, **kwargs)
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Of functions that move or choose numbers."""
+        """Called for functions that move or select elements."""
         return func(*args, **kwargs)
 
     def in_place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -288,7 +288,7 @@ def storages(model: nn.Module) -> dict[int, set[str]]:
 
 
 def coordinates_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int | str]:
-    """Where a call has coordinates: places and names of arguments."""
+    """The positions and names of a call's arguments that hold coordinates."""
     if getattr(func, "namespace", DOMAIN) != DOMAIN:  # torchvision's has other arguments in these places
         return []
     found: list[int | str] = []

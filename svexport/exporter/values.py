@@ -20,7 +20,7 @@ from svexport.tracing.source import around, is_library, near, numbers_of_users, 
 __all__ = ["Unproven", "refuse_unfollowed", "refuse_valueless", "refuse_values", "user_numbers"]
 
 MOST_NUMBERS = 48
-"""Of the user's source, that values are tried to be."""
+"""Maximum numbers of the user's source that values are set to."""
 
 Line = tuple[str, int, str]
 """Path, number and function."""

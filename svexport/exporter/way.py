@@ -40,7 +40,7 @@ _FACTORS = {"cholesky", "inverse", "linalg_cholesky", "linalg_inv", "linalg_solv
 """Functions that raise an error of some values, which is as if they gave Python a truth: a model may catch it."""
 
 UNGUARDED = frozenset({*_TEXTS, *_ARRAYS, *_FACTORS})
-"""Of those, what ``torch.export`` lets pass: the others it guards, refuses, or has in its graph."""
+"""Those of them that ``torch.export`` does not notice; it guards, refuses or records the others."""
 
 _OF_SIZES = {"empty_like", "full_like", "new_empty", "new_full", "new_ones", "new_tensor", "new_zeros", "ones_like"}
 _OF_SIZES |= {"rand_like", "randint_like", "randn_like", "zeros_like"}
@@ -56,7 +56,7 @@ _INDEXING: dict[str, tuple[int, int]] = {
     "one_hot": (0, 1),
     "__getitem__": (1, 0),
 }
-"""By function: which argument has the indices, and which is indexed."""
+"""By function, the argument that holds the indices, and the argument that is indexed."""
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ class Way(TorchFunctionMode):
         return result
 
     def _origin(self, tensor: Tensor) -> Any:
-        """Where a tensor is from; None where that is unknown."""
+        """The origin of a tensor; None if it is unknown."""
         reference, origin = self._origins.get(id(tensor), (None, None))
         return origin if reference is not None and reference() is tensor else None
 
@@ -299,7 +299,7 @@ class Way(TorchFunctionMode):
         return forced is not None and forced.line == line and forced.place in (None, len(self.taken.get(line, ())))
 
     def _another(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What a function that gives Python values would give of other ones."""
+        """The result of a function that returns Python values, for other tensor values."""
         assert self._forced is not None
         if name in _FACTORS:
             return _failed(func, args, kwargs)
@@ -429,7 +429,7 @@ class Way(TorchFunctionMode):
 
 
 class ForcedError(torch.linalg.LinAlgError):  # type: ignore[misc, name-defined]
-    """That a matrix has no inverse or factor, of one that has."""
+    """Raised on purpose for a matrix that does have an inverse or factor."""
 
 
 def _failed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
@@ -453,7 +453,7 @@ OTHERS = 3 + len(_FLOATS)
 
 
 def _decisions(given: Any) -> Any:
-    """What a step was given, but for tensors and for numbers that need not be whole."""
+    """The arguments of a step, except tensors and numbers that need not be whole."""
     if isinstance(given, (list, tuple)):
         return None if given[:1] == ("content",) else [_decisions(item) for item in given]
     return None if isinstance(given, str) and _FRACTION.fullmatch(given) else given

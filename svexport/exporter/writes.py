@@ -66,7 +66,7 @@ def without_writes(graph: fx.Graph, held: Collection[str], fakes: Any) -> fx.Gra
 
 
 class _Memory:
-    """What a tensor and its views lie in."""
+    """The memory shared by a tensor and its views."""
 
     def __init__(self, held: bool) -> None:
         self.held = held
@@ -113,7 +113,7 @@ class _Functional:
         self._now(node)
 
     def _now(self, node: fx.Node) -> fx.Node:
-        """What has the numbers that a tensor has here."""
+        """The node that holds a tensor's current numbers."""
         memory = self._memory[node]
         if memory.lost:
             raise SecondTrace
@@ -167,7 +167,7 @@ class _Functional:
         return self._call(function, args, kwargs, node.meta | {"val": value})
 
     def _put_back(self, view: fx.Node, whole: fx.Node, part: fx.Node) -> fx.Node:
-        """What a tensor is when a view of it has other numbers."""
+        """The value of a base when a view of it has other numbers."""
         if view.target in NOTHING or writes(view):
             return part
         call = _PUT_BACK.get(view.target)  # type: ignore[arg-type]
@@ -183,7 +183,7 @@ class _Functional:
 
 
 def _overload(packet: Any, schema: Any) -> Any:
-    """What computes the same and writes nothing: of ``pow_.Scalar`` it is ``pow.Tensor_Scalar``; None if nothing."""
+    """The overload that computes the same but does not write: ``pow.Tensor_Scalar`` for ``pow_.Scalar``; or None."""
     name, wanted = schema.overload_name or "default", _arguments(schema)
     found = [] if packet is None else [getattr(packet, one) for one in packet.overloads()]
     same = [one for one in found if _arguments(one._schema) == wanted]
@@ -256,4 +256,4 @@ _PUT_BACK: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((_aten.squeeze.default, _aten.squeeze.dim, _aten.squeeze.dims), _reshaped),
     **dict.fromkeys((_aten.unsqueeze.default, _aten.view.default), _reshaped),
 }
-"""Of each view: the call that gives the whole with other numbers in its place."""
+"""By view function, the call that returns the base with other numbers in place of the view."""

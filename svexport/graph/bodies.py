@@ -68,7 +68,7 @@ def lower(model: onnx.ModelProto | str | Path, ops: Collection[str] | None = Non
 
 
 def ir_version(opset: int) -> int:
-    """Of the files we write: runtimes refuse newer ones than they know, and float8 (opset 19) is of a later one."""
+    """The IR version of our files: runtimes refuse newer ones than they know; float8 (opset 19) needs a later one."""
     return 8 if opset < 19 else 10
 
 
@@ -203,7 +203,7 @@ def _attach(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], types: dict
 
 
 def _names(graph: onnx.GraphProto) -> set[str]:
-    """Of all values of a graph and of those nested in it."""
+    """The names of all values of a graph and of its nested graphs."""
     names: set[str] = set()
     for one in graphs(graph):
         names.update(value.name for value in (*one.input, *one.initializer))

@@ -77,7 +77,7 @@ def fold_constants(model: onnx.ModelProto, standard: onnx.ModelProto | None = No
 
 
 def _of_sizes(node: onnx.NodeProto, types: Mapping[str, Value]) -> np.ndarray | None:
-    """What Shape and Size give of a static shape."""
+    """The values that Shape and Size compute for a static shape."""
     if node.op_type not in ("Shape", "Size"):
         return None
     shape = types[node.input[0]].shape if node.input[0] in types else None
@@ -101,7 +101,7 @@ def _is_computed(node: onnx.NodeProto, types: Mapping[str, Value]) -> bool:
 
 
 def _bytes(value: Value | None) -> int | None:
-    """Of a tensor of static sizes, and a type that has some; else None."""
+    """The bytes of a tensor with static sizes and a known type; else None."""
     if value is None or value.shape is None or None in value.shape or value.dtype not in _TYPES:
         return None
     itemsize = helper.tensor_dtype_to_np_dtype(value.dtype).itemsize

@@ -26,7 +26,7 @@ __all__ = ["add_guard", "is_guarded"]
 _FIRST_SEQUENCES = 11
 
 _GUARDS = {"SequenceConstruct", "Compress"}
-"""What no parser knows. TensorRT has no sequences at all."""
+"""Ops that no parser knows. TensorRT has no sequences at all."""
 
 _WITH_NUMBERS = {"Add", "Div", "Equal", "Greater", "Less", "Max", "Min", "Mul", "Pow", "Sub"}
 _NUMBERS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.INT64, TensorProto.INT32)

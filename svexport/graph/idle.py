@@ -15,7 +15,7 @@ from svexport.graph.walk import STANDARD, attributes_of
 __all__ = ["remove_idle"]
 
 _VIEWS = {"Reshape", "Flatten", "Squeeze", "Unsqueeze"}
-"""What moves no element: the order of the elements is all that a Reshape after it reads."""
+"""Ops that move no element: a Reshape after them depends only on the order of elements."""
 
 _NEUTRAL: Mapping[str, tuple[float, bool]] = {
     "Mul": (1, True),
@@ -26,7 +26,7 @@ _NEUTRAL: Mapping[str, tuple[float, bool]] = {
 """The number that leaves any other as it is, and whether it may come first."""
 
 _UNSIGNED_ZERO = {"Exp", "Sigmoid", "Softmax"}
-"""What makes the same of 0 and -0: before it 0 may be added as well."""
+"""Ops that give the same for 0 and -0, so that adding 0 before them changes nothing."""
 
 _LARGEST = 2**20
 """Bytes of the largest constant that is looked at."""
@@ -91,7 +91,7 @@ def _chain(node: onnx.NodeProto, moves: Mapping[str, onnx.NodeProto]) -> Iterato
 
 
 def _sizes(node: onnx.NodeProto, scope: Scope) -> list[int] | None:
-    """What a Reshape with the output of a node is given: sizes, at most one -1, no 0; None where there is no such."""
+    """The sizes for a Reshape to a node's output shape, at most one of them -1 and none 0; None if there are none."""
     sizes: list[int | None]
     given = scope.array(node.input[1]) if node.op_type == "Reshape" else None
     if given is not None:
@@ -249,7 +249,7 @@ def _skip_idle(scope: Scope) -> bool:
 
 
 def _read_unsigned(graph: onnx.GraphProto) -> set[str]:
-    """What only nodes read to which 0 and -0 are the same."""
+    """Values that are read only by nodes to which 0 and -0 are the same."""
     reading = {
         name for node in graph.node if node.op_type in _UNSIGNED_ZERO and node.domain in STANDARD for name in node.input
     }
@@ -292,7 +292,7 @@ def _same(node: onnx.NodeProto, scope: Scope, unsigned: set[str]) -> str | None:
 
 
 def _goes_by_one(node: onnx.NodeProto, scope: Scope) -> bool:
-    """Of a Slice: backwards the sizes are the same as well."""
+    """Whether a Slice has step 1: a backward one has the same sizes."""
     if len(node.input) < 5 or not node.input[4]:
         return True
     steps = scope.array(node.input[4])
@@ -300,7 +300,7 @@ def _goes_by_one(node: onnx.NodeProto, scope: Scope) -> bool:
 
 
 def _unchanged(node: onnx.NodeProto, scope: Scope, unsigned: bool) -> str | None:
-    """What a constant beside it leaves as it is."""
+    """The input that a node returns unchanged because of its constant operand."""
     number, either = _NEUTRAL[node.op_type]
     for value, name in [(node.input[0], node.input[1]), (node.input[1], node.input[0])][: 1 + either]:
         tensor, shape = scope.constants.get(name), scope.shape(value)

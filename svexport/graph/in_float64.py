@@ -106,7 +106,7 @@ def _input(node: onnx.NodeProto, place: int = 0) -> Value:
 
 
 def _convolution(b: Builder, node: onnx.NodeProto, known: Mapping[str, np.ndarray]) -> Value:
-    """What each place of the kernel reads side by side, channels last, times the weights."""
+    """Convolution: gathers what each kernel position reads, channels last, and multiplies by the weights."""
     weight, given = known.get(node.input[1]), attributes_of(node)
     if weight is None or given.get("auto_pad", b"NOTSET") != b"NOTSET":
         raise UnsupportedError("a convolution by weights that are computed, or padded by name, has no form in float64")
@@ -192,7 +192,7 @@ def _softplus(b: Builder, node: onnx.NodeProto, known: Mapping[str, np.ndarray])
 
 
 def _resize(b: Builder, node: onnx.NodeProto, known: Mapping[str, np.ndarray]) -> Value:
-    """Of nearest pixels, which are moved: in two halves of float32, that have 48 bits together."""
+    """Resize to nearest pixels, which only moves numbers: as two float32 halves with 48 bits together."""
     if attributes_of(node).get("mode", b"nearest") != b"nearest":
         raise UnsupportedError("Resize that interpolates has no form in float64")
     x = _input(node)

@@ -27,7 +27,7 @@ __all__ = ["PLACES", "Known", "constants_of", "write_exactly"]
 _INT32, _INT64 = TensorProto.INT32, TensorProto.INT64
 _EXACT = 2**53
 _MOST = 2**31 - 1
-"""Of a size, and of elements along dynamic axes."""
+"""Maximum of a size, and of the number of elements along dynamic axes."""
 _LARGEST: dict[int, int] = {
     TensorProto.BOOL: 1,
     TensorProto.INT8: 2**7,
@@ -37,7 +37,7 @@ _LARGEST: dict[int, int] = {
     _INT32: 2**31 - 1,
     TensorProto.UINT32: 2**32,
 }
-"""By absolute value, of types of integers; the lowest of int32 is one more."""
+"""Largest absolute values of integer types; the lowest int32 is one larger."""
 _OF_THE_FIRST = {
     *("Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Reshape", "Slice", "Squeeze", "Tile"),
     *("Abs", "Cast", "Neg", "ReduceMax", "ReduceMin", "Split", "Transpose", "Unsqueeze"),
@@ -81,7 +81,7 @@ def write_exactly(model: onnx.ModelProto, infer: Callable[[], Mapping[str, Value
 
 
 def constants_of(model: onnx.ModelProto) -> dict[str, TensorProto]:
-    """By name, of all graphs."""
+    """The constants of all graphs, by name."""
     overridable = {value.name for value in model.graph.input}
     found: dict[str, TensorProto] = {}
     for graph in graphs(model.graph):
@@ -94,7 +94,7 @@ def constants_of(model: onnx.ModelProto) -> dict[str, TensorProto]:
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of the values of a model: types, the nodes that make them, and constants."""
+    """Known facts about the values of a model: types, producers, and constants."""
 
     types: Mapping[str, Value]
     made_by: Mapping[str, onnx.NodeProto]
@@ -102,18 +102,18 @@ class Known:
     _largest: dict[str, float] = field(default_factory=dict)
 
     def value(self, name: str) -> Value:
-        """Its type, as far as it is known."""
+        """The type of a value, as far as it is known."""
         return self.types.get(name, Value(name))
 
     def array(self, name: str) -> np.ndarray | None:
-        """Of a constant that is not large."""
+        """The array of a constant that is not large."""
         tensor = self.constants.get(name)
         if tensor is None or tensor.data_location == TensorProto.EXTERNAL or byte_size(tensor) > 2**16:
             return None
         return numpy_helper.to_array(tensor)
 
     def largest(self, name: str, steps: int = 50) -> float:
-        """What no number of a tensor is above, by its absolute value; ``steps`` nodes back."""
+        """An upper bound on the absolute values of a tensor, following up to ``steps`` nodes back."""
         if name not in self._largest:
             dtype, node = self.value(name).dtype, self.made_by.get(name)
             most = math.inf if dtype is None else _LARGEST.get(dtype, math.inf)
@@ -143,7 +143,7 @@ class Known:
         return math.inf
 
     def lowest(self, name: str, steps: int = 50) -> float:
-        """What no number of a tensor is below, nor is any NaN; minus infinity where that is not known."""
+        """A lower bound on the values of a tensor that has no NaN; minus infinity if unknown."""
         if (array := self.array(name)) is not None:
             return float(np.nan_to_num(array.astype(np.float64), nan=-math.inf).min(initial=0))
         node = self.made_by.get(name)
@@ -187,7 +187,7 @@ class Known:
 
 
 def _count(shape: Sequence[int | None], axes: Sequence[int]) -> int:
-    """How many elements a reduction takes together, at most."""
+    """The maximum number of elements that a reduction combines."""
     sizes = [shape[axis] for axis in axes]
     return _MOST if None in sizes else math.prod(sizes)  # type: ignore[arg-type]
 
@@ -237,7 +237,7 @@ def _with(shape: Sequence[int | None], axis: int, size: int) -> tuple[int | None
 
 
 def _product_along(b: Builder, x: Value, axis: int) -> Value:
-    """Of one half and the other, and so on; along a dynamic axis of one element after another."""
+    """Multiplies one half by the other, repeatedly; along a dynamic axis one element after another."""
     assert x.shape is not None
     size = x.shape[axis]
     if not size:
@@ -271,7 +271,7 @@ def _scanned_product(b: Builder, x: Value, axis: int) -> Value:
 
 
 def _extreme(b: Builder, node: onnx.NodeProto, known: Known) -> Value | None:
-    """By its place, which is found by all bits."""
+    """Finds the extreme by its position, comparing all bits."""
     x, reduced = known.value(node.input[0]), known.axes(node)
     if reduced is None or not reduced[0] or x.dtype != _INT64 or known.largest(node.input[0]) <= _MOST:
         return None

@@ -65,7 +65,7 @@ def write_means(model: onnx.ModelProto, infer: Callable[[], Mapping[str, Value]]
 
 
 def _count(b: Builder, x: Value, axes: Sequence[int]) -> Value:
-    """How many elements are taken together, a number of no dimensions."""
+    """The number of elements combined, as a scalar."""
     if len(axes) == len(x.shape or ()):
         return b.op("Size", x, dtype=TensorProto.INT64)
     shape = b.op("Shape", x, dtype=TensorProto.INT64)

@@ -15,11 +15,11 @@ from svexport.graph.walk import STANDARD, attributes_of
 __all__ = ["merge_weights"]
 
 _MOVES = {"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose"}
-"""What one number for all elements passes through."""
+"""Ops that a scalar factor can be moved through."""
 
 
 class _Step(NamedTuple):
-    """What a node does to a tensor: times a constant, or plus one."""
+    """A node's effect on a tensor: a product with a constant, or a sum with one."""
 
     tensor: str
     constant: np.ndarray
@@ -32,9 +32,9 @@ class _Linear(NamedTuple):
     node: onnx.NodeProto
     weight: np.ndarray
     axis: int
-    """Of the result, that of its channels."""
+    """The channel axis of the result."""
     rank: int
-    """Of the result."""
+    """The rank of the result."""
     holder: onnx.NodeProto
     place: int
     bias: np.ndarray | None
@@ -164,7 +164,7 @@ def _channels(linear: _Linear) -> int:
 
 
 def _by_channel(constant: np.ndarray, linear: _Linear, channels: int) -> np.ndarray | None:
-    """One number for all, without axes, or one for each channel; None of a constant with others."""
+    """A scalar without axes, or one number per channel; None for a constant with other axes."""
     if constant.size == 1:
         return constant.reshape(())
     behind = linear.rank - 1 - linear.axis

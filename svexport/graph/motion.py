@@ -21,13 +21,13 @@ from svexport.graph.walk import STANDARD, attributes_of
 __all__ = ["DYNAMIC_SIZE", "FAMILIES", "Motion", "motion_of"]
 
 DYNAMIC_SIZE = 64
-"""What a dynamic size counts as."""
+"""The size assumed for a dynamic dimension."""
 
 _SHORT_RUN = 8
 """Elements in a row of broadcast inputs, as few as which cost more than a Transpose spares."""
 
 _FEW_ELEMENTS = 2**12
-"""Of these it makes no difference."""
+"""For tensors with fewer elements than this it makes no difference."""
 
 Edits: TypeAlias = "dict[str | int, Any]"
 """New values of a node's attributes (by name) and constant inputs (by index)."""
@@ -55,7 +55,7 @@ class Motion:
 
 
 def motion_of(node: onnx.NodeProto, scope: Scope) -> Motion | None:
-    """How a node runs in other frames; None if it runs in no other, or if too little is known of it."""
+    """How a node runs in other frames; None if it cannot, or if too little is known about it."""
     if node.domain not in STANDARD or node.op_type not in FAMILIES:
         return None
     try:
@@ -95,7 +95,7 @@ class _Node:
         return array
 
     def integers(self, name: str, index: int) -> list[int] | None:
-        """What is an attribute at old opsets and an input at newer ones; None where it is not given."""
+        """Integers that are an attribute at old opsets and an input at newer ones; None if absent."""
         if name in self.attributes:
             return list(self.attributes[name])
         return self.constant(index).ravel().tolist() if self.has(index) else None
@@ -151,7 +151,7 @@ def _dropout(n: _Node) -> Motion:
 
 
 def _along(default: int) -> Callable[[_Node], Motion]:
-    """One axis, an attribute."""
+    """Nodes with one axis, as an attribute."""
 
     def motion(n: _Node) -> Motion:
         unary = _unary(n)
@@ -162,7 +162,7 @@ def _along(default: int) -> Callable[[_Node], Motion]:
 
 
 def _all_along(n: _Node) -> Motion:
-    """One axis, and all inputs move."""
+    """Nodes with one axis, all of whose inputs move."""
     motion = _along(0)(n)
     return replace(motion, inputs=(identity(motion.rank),) * len(n.proto.input))
 

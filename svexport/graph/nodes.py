@@ -118,7 +118,7 @@ def set_attributes(node: onnx.NodeProto, op: Op, values: Sequence[Any]) -> None:
 
 
 def weight_attributes(op: Op, attributes: Mapping[str, Any]) -> list[str]:
-    """What the weights of a node are called as attributes of it; empty for an op that has none."""
+    """The attribute names of a node's weights; empty for an op without weights."""
     return [] if op.weight_names is None else [name.replace(".", "_") for name in op.weight_names(attributes)]
 
 

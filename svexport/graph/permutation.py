@@ -27,13 +27,13 @@ def compose(a: Perm, b: Perm) -> Perm:
 
 @lru_cache(maxsize=4096)
 def inverse(a: Perm) -> Perm:
-    """Where each dimension went: composed with the permutation itself, the identity."""
+    """The inverse permutation: composed with the permutation itself it is the identity."""
     return tuple(sorted(range(len(a)), key=a.__getitem__))
 
 
 @lru_cache(maxsize=4096)
 def restrict(a: Perm, dims: Sequence[int]) -> Perm:
-    """What ``a`` does to the given (ascending) dimensions alone, numbered from 0."""
+    """The permutation of the given (ascending) dimensions alone, numbered from 0."""
     return tuple([dims.index(i) for i in a if i in dims])
 
 

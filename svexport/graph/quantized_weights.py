@@ -56,7 +56,7 @@ def _only_dequantized(takers: dict[str, list[onnx.NodeProto]], name: str) -> boo
 
 
 def _quantized(scope: Scope, node: onnx.NodeProto) -> np.ndarray | None:
-    """What a QuantizeLinear of constants computes; None of other types, and where it has further attributes."""
+    """The result of a QuantizeLinear of constants; None for other types, and for nodes with further attributes."""
     x, scale, zero = (scope.array(name) for name in node.input)
     if x is None or scale is None or zero is None or x.dtype != np.float32 or scale.dtype != np.float32:
         return None

@@ -116,7 +116,7 @@ def part_of(
 
 
 def _reads(node: onnx.NodeProto) -> set[str]:
-    """What a node takes, and what graphs inside it take from outside."""
+    """The values that a node reads, including those that its subgraphs read from outside."""
     names = {name for name in node.input if name}
     for graph in graphs_of(node):
         made = {value.name for value in (*graph.input, *graph.initializer)}

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 __all__ = ["KEY", "RETURNED", "Returned", "note_returned", "parse_returned", "returned_of"]
 
 KEY = "svexport.outputs"
-"""Of the metadata."""
+"""The key of the entry in the file's metadata."""
 
 Returned = dict[str, Any]
-"""By key of the dict the number of an output, or a dict or list of such."""
+"""For each key of the dict, the number of an output, or a nested dict or list of them."""
 RETURNED = 4000
-"""Of characters; a larger one is not kept."""
+"""Maximum characters of the entry; a longer one is not stored."""
 _DEPTH = 16
 
 
@@ -49,7 +49,7 @@ def _listed(value: Any) -> Any:
 
 
 def returned_of(model: onnx.ModelProto) -> Returned | None:
-    """What :func:`note_returned` wrote down."""
+    """Reads what :func:`note_returned` wrote."""
     text = next((entry.value for entry in model.metadata_props if entry.key == KEY), "")
     return parse_returned(text, len(model.graph.output))
 

@@ -79,7 +79,7 @@ def write(model: onnx.ModelProto, path: Path) -> None:
 
 
 def move(folder: Path, path: Path) -> None:
-    """Puts the files of a folder beside ``path`` in their place; an older one stays if that fails."""
+    """Moves the files of a folder next to ``path`` to their final place; older files stay if that fails."""
     try:
         for file in sorted(folder.iterdir(), key=lambda f: f.name == path.name):  # the .onnx last, after its data
             os.replace(file, path.parent / file.name)

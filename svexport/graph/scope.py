@@ -153,7 +153,7 @@ def _inner_scopes(scope: Scope, inferred: onnx.GraphProto) -> Iterator[Scope]:
 
 
 def constant_value(node: onnx.NodeProto) -> TensorProto | None:
-    """Of a ``Constant`` node; None for a sparse one or strings."""
+    """The value of a ``Constant`` node; None if it is sparse or holds strings."""
     types = {"value_int": np.int64, "value_ints": np.int64, "value_float": np.float32, "value_floats": np.float32}
     for attribute in node.attribute:
         if attribute.name == "value":
@@ -195,7 +195,7 @@ def used_names(graph: onnx.GraphProto) -> set[str]:
 
 
 def readers_of(graph: onnx.GraphProto) -> Counter[str]:
-    """How often each tensor is read; more than once what is a result or is read inside of a node."""
+    """The number of reads of each tensor; more than one for graph outputs and tensors read by a subgraph."""
     counts = Counter(name for node in graph.node for name in node.input)
     for name in [value.name for value in graph.output] + [name for node in graph.node for name in used_inside(node)]:
         counts[name] += 2
@@ -220,7 +220,7 @@ def drop_unused(graph: onnx.GraphProto, before: set[str]) -> None:
 
 
 def byte_size(tensor: TensorProto) -> int:
-    """How large the values of a tensor are, without the copy of them that the library makes to tell."""
+    """The size of a tensor's values in bytes, without the copy that onnx would make to compute it."""
     if tensor.data_type == TensorProto.STRING:
         return tensor.ByteSize()
     return math.prod(tensor.dims) * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize

@@ -82,7 +82,7 @@ def _signature(model: onnx.ModelProto) -> tuple[Any, ...]:
 
 
 def _remove_remarks(model: onnx.ModelProto) -> None:
-    """What the optimizer notes of where a constant came from, and types of which it does not know the rank."""
+    """Removes the optimizer's notes on where constants came from, and types of unknown rank."""
     for graph in graphs(model.graph):
         for item in (*graph.node, *graph.value_info, *graph.initializer, *graph.input, *graph.output):
             kept = [entry for entry in item.metadata_props if not entry.key.startswith("pkg.onnxscript.")]

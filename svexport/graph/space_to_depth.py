@@ -19,7 +19,7 @@ from svexport.symbolic._builder import Builder, Dim, Value
 __all__ = ["fuse_space_to_depth"]
 
 INT32_MAX = 2**31 - 1
-"""Where exporters let a slice end that goes on to the end."""
+"""The end that exporters give to a slice without an end."""
 
 ROW_BY_ROW = [(0, 0), (0, 1), (1, 0), (1, 1)]
 COLUMN_BY_COLUMN = [(0, 0), (1, 0), (0, 1), (1, 1)]
@@ -116,7 +116,7 @@ def _slices(name: str, producers: Mapping[str, onnx.NodeProto], scope: Scope) ->
 
 
 def _nodes(output: str, blocks: _Blocks, scope: Scope, node: bool) -> list[onnx.NodeProto]:
-    """What makes ``output`` in place of the slices and their Concat."""
+    """The nodes that compute ``output`` in place of the slices and their Concat."""
     b = Builder(scope.opset, scope.fresh(f"{output}/space_to_depth") + "/")
     (first, second), axis, order = blocks.axes, blocks.axis, blocks.order
     x = Value(blocks.source, scope.infos[blocks.source].elem_type or None, scope.shape(blocks.source))

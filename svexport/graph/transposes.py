@@ -33,7 +33,7 @@ __all__ = ["remove_transposes"]
 
 EFFORT = 10_000
 SMALL_MOVE = 16
-"""How far the search goes in large graphs that Transposes pervade."""
+"""The maximum size of a move in large graphs with many Transposes."""
 
 MANY = 1 << 64
 """More than all Transposes, more than all bytes."""
@@ -92,7 +92,7 @@ class _Tensor:
         return tuple([i for i in frame if self.shape[i] != 1]) if self.reshapable else frame
 
     def copies(self, frames: Mapping[int, Perm]) -> int:
-        """How many Transposes it takes."""
+        """The number of Transposes that the tensor costs."""
         return 0 if self.is_free else len({self.order(use.frame(frames)) for use in self.uses}) - 1
 
 

@@ -56,7 +56,7 @@ def _around(message: Any, name: str) -> tuple[bytes, bytes]:
 
 
 def _tag(message: Any, name: str, size: int) -> bytes:
-    """What stands before a field of so many bytes: its number, that it has a length, and the length."""
+    """The bytes before a field of ``size`` bytes: its number and wire type, and the length."""
     return b"".join(map(_varint, (message.DESCRIPTOR.fields_by_name[name].number << 3 | 2, size)))
 
 

@@ -69,7 +69,7 @@ class CalibrationCache:
 
 
 def _hash(model: nn.Module) -> str:
-    """Of the types and names of all modules, and of what parameters and buffers hold."""
+    """A hash of the types and names of all modules, and of the values of parameters and buffers."""
     result = hashlib.sha256()
     for name, module in model.named_modules():
         result.update(f"{name}:{type(module).__module__}.{type(module).__qualname__};".encode())

@@ -84,7 +84,7 @@ def _entropy(histogram: Histogram, _: float) -> float:
 
 
 def _divergence(counts: npt.NDArray[np.float64], full: npt.NDArray[np.float64], bins: int) -> float:
-    """Of the first ``bins`` bins with all that lies beyond in the last, from the same in 128 levels."""
+    """Divergence of the first ``bins`` bins (the last holds all beyond) from their quantization to 128 levels."""
     starts = -(-np.arange(LEVELS) * bins // LEVELS)  # the first bin of every level
     held = np.add.reduceat(full[:bins], starts)
     level = np.add.reduceat(counts[:bins], starts) / np.maximum(held, 1)

@@ -39,7 +39,7 @@ class Histogram:
 
     @property
     def width(self) -> float:
-        """Of a bin."""
+        """The width of a bin."""
         return math.ldexp(1.0, self.exponent or 0) / BINS
 
     @property
@@ -103,5 +103,5 @@ class Histogram:
 
 
 def _exponent(magnitude: float) -> int | None:
-    """Of the least power of two above it, None of zero."""
+    """The exponent of the least power of two above the magnitude; None for zero."""
     return max(math.frexp(magnitude)[1], LEAST) if magnitude else None

@@ -28,7 +28,7 @@ LOW, HIGH = -128, 127
 _HALF = {torch.float16, torch.bfloat16}
 
 FORMATS = {"int8": float(HIGH), "fp8": LARGEST}
-"""What the largest magnitude becomes, divided by the scale."""
+"""The number that the largest magnitude becomes after division by the scale."""
 
 
 class FakeQuantizer(ToFp8):
@@ -94,12 +94,12 @@ class QuantizedLayer(nn.Module):
     output_axis = 0  # of the weight
 
     def quantizers(self) -> Iterator[FakeQuantizer]:
-        """Of its inputs and of its weight."""
+        """The quantizers of its inputs and its weight."""
         yield self.input_quantizer
         yield self.weight_quantizer
 
     def switch(self, on: bool) -> None:
-        """Has it compute with quantized numbers, or as it did before."""
+        """Switches between quantized and original computation."""
         for quantizer in self.quantizers():
             quantizer.enabled = on
 

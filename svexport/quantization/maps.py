@@ -30,7 +30,7 @@ class QuantizedMaps(QuantizedLayer):
     map_quantizers: nn.ModuleList
 
     def quantizers(self) -> Iterator[FakeQuantizer]:
-        """Those of its maps, then those of its inputs and weight."""
+        """The quantizers of its maps, then those of its inputs and weight."""
         for quantizer in self.map_quantizers:
             assert isinstance(quantizer, FakeQuantizer)
             yield quantizer
@@ -139,7 +139,7 @@ _PLACES: dict[type[nn.Module], tuple[int, str]] = {
     MultiScaleDeformableSampling: (0, "value"),
     TransformerDecoder: (3, "features"),
 }
-"""Where forward has the maps."""
+"""The position and name of the maps among forward's arguments."""
 
 
 def readers(model: nn.Module) -> dict[str, nn.Module]:
@@ -148,7 +148,7 @@ def readers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def maps_of(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """What a call of one of :func:`readers` samples; none where not all of it is in floating point."""
+    """The maps that a call of one of :func:`readers` samples; empty unless all inputs are floating point."""
     place, name = _PLACES[type(layer)]
     maps = args[place] if len(args) > place else kwargs.get(name)
     if maps is None and isinstance(layer, Detr3DCrossAtten):

@@ -67,7 +67,7 @@ class Precisions:
         return plain(self.tables())
 
     def tables(self) -> list[Any]:
-        """As rich renderables: a line and a table."""
+        """The result as rich renderables: a line and a table."""
         from rich import box
         from rich.table import Table
         from rich.text import Text
@@ -90,7 +90,7 @@ class Precisions:
         return html.fragment(*self.html_body(html.image))
 
     def html_body(self, picture: Callable[..., str] = html.picture) -> list[str]:
-        """As pieces of a page; ``picture`` draws."""
+        """The result as pieces of a page; ``picture`` draws the figures."""
         header, *rows = self._rows()
         series = {name: [layer.signal[name] for layer in self.layers] for name in self.names}
         return [
@@ -175,7 +175,7 @@ _WHOLE: _Key = ("", 0)
 
 
 def _returned(model: nn.Module, batch: Any) -> tuple[dict[_Key, list[Tensor]], Any]:
-    """What each module returned, and the model."""
+    """The results of each module, and of the model."""
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     bound = bind(model, batch)
     bound.arguments = tree_map(

@@ -156,7 +156,7 @@ def _calibrated(
 
 
 def _of(name: str, histograms: Mapping[str, Histogram]) -> list[Histogram]:
-    """That of a layer's input, or of each level of its maps."""
+    """The histogram of a layer's input, or of each level of its maps."""
     levels = takewhile(histograms.__contains__, (f"{name}:{level}" for level in count()))
     return [histograms[place] for place in ([name] if name in histograms else levels)]
 

@@ -76,7 +76,7 @@ class Sensitivity:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain JSON-serializable values."""
+        """The result as plain JSON-serializable values."""
         layers = [{"name": one.name, "loss": one.loss, "rest": one.rest} for one in self.layers]
         return {"model": self.model, "loss": self.loss, "unit": self.unit, "layers": layers}
 
@@ -171,7 +171,7 @@ def _kept(layers: Iterable[QuantizedLayer]) -> Iterator[None]:
 
 
 class _Loss:
-    """What is lost with some layers quantized, against none."""
+    """The loss with some layers quantized, relative to none."""
 
     def __init__(
         self,

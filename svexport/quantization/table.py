@@ -186,7 +186,7 @@ def _can_hold(scope: Scope) -> bool:
 
 
 def _channel_axis(node: onnx.NodeProto, weight: npt.NDArray[np.generic] | None) -> int | None:
-    """Of the weights of a product; None of another node, and of weights that are not float32."""
+    """The channel axis of the weights of a product; None for another node, and for weights that are not float32."""
     axis = next((axis for kind, axis in _LAYERS.items() if is_standard(node, kind)), None)
     if axis is None or weight is None or weight.dtype != np.float32 or weight.ndim < 2 or not weight.size:
         return None

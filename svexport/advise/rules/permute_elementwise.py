@@ -51,7 +51,7 @@ def _scaled(scope: Scope, node: ast.expr, depth: int = 0) -> Call | None:
 
 
 def _is_elementwise(call: Call) -> bool:
-    """Of one tensor: activations, and ``clamp`` by numbers."""
+    """Whether a call is an elementwise function of one tensor: an activation, or ``clamp`` by numbers."""
     if call.name not in ("clamp", "clip", "clamp_min", "clamp_max"):
         return call.name in ACTIVATIONS
     bounds = [*call.arguments, *(value for name, value in call.keywords.items() if name not in ("input", "out"))]

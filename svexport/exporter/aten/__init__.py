@@ -24,7 +24,7 @@ _FAMILIES = [import_module(f"{__name__}.{module.name}") for module in pkgutil.it
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     name: function for family in _FAMILIES for name, function in getattr(family, "FUNCTIONS", {}).items()
 }
-"""By the overload of ATen."""
+"""Compositions by ATen overload."""
 
 OTHERWISE = frozenset(name.partition(".")[0] for family in _FAMILIES for name in getattr(family, "OTHERWISE", ()))
 """Functions that TorchScript's exporter knows, and makes something else of."""
@@ -37,14 +37,14 @@ def overload_of(name: str) -> Any:
 
 
 def made_by_torch(name: str) -> Callable[..., Any]:
-    """What torch makes of ``aten::div.Tensor_mode``, in Python where its table has that, else in C++."""
+    """torch's own decomposition of ``aten::div.Tensor_mode``, for example; in Python if its table has it, else C++."""
     overload = overload_of(name)
     composed = torch._C.DispatchKey.CompositeImplicitAutograd  # overload.decompose() may be another in torch.export
     return torch._decomp.decomposition_table.get(overload) or functools.partial(overload._op_dk, composed)
 
 
 def as_called(name: str) -> list[Callable[..., Any]]:
-    """What Python calls for ``"aten::median"``: functions and methods."""
+    """The Python functions and methods that call an ATen function such as ``"aten::median"``."""
     function = name.removeprefix("aten::")
     return [getattr(place, function) for place in (torch, F, Tensor) if hasattr(place, function)]
 
@@ -55,4 +55,4 @@ IN_PLACE_OF = {
     if torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
     for called in as_called(name)
 }
-"""By what Python calls, which torch.export has to see before C++ makes it of others, some of which it cannot trace."""
+"""Compositions by Python function: torch.export must see the call before C++ decomposes it into untraceable parts."""

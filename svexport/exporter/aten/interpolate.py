@@ -25,7 +25,7 @@ from svexport.tracing.swapped import untraced
 __all__ = ["interpolate", "is_resized_alike", "nearest_exact"]
 
 _SIZES = np.arange(1, 1 << 15)
-"""That a dynamic size may have."""
+"""The values that a dynamic size may have."""
 
 _FEW = 128
 """Rows and columns of an image up to which torch takes another kernel on a CPU."""
@@ -92,7 +92,7 @@ def interpolate(
 
 
 def _scaled(input: Tensor, output: Tensor, axes: Sequence[_Axis], mode: str) -> Tensor:
-    """By factors; where Resize returns something else, as sums of pixels that are gathered, an axis after the other."""
+    """Resizes by factors; where Resize computes something else, adds up gathered pixels, one axis after the other."""
     if all(axis.is_kept or _is_scaled_alike(axis, mode) for axis in axes):
         return output
     values = input.to(torch.promote_types(input.dtype, torch.float32))
@@ -128,7 +128,7 @@ def is_resized_alike(scale: Any, mode: str, sizes: npt.NDArray[Any] = _SIZES) ->
 
 
 def _resized(sizes: Any, scale: Any) -> Any:
-    """How many pixels Resize makes of a dimension."""
+    """The number of pixels to which Resize resizes a dimension."""
     return np.floor(np.asarray(sizes, np.float32) * np.float32(scale))
 
 
@@ -158,7 +158,7 @@ def _sum_of_pixels(values: Tensor, dim: int, axis: _Axis, mode: str) -> Tensor:
 
 
 def _nearest(input: Tensor, output: Tensor, axes: Sequence[_Axis], mode: str) -> Tensor:
-    """By pixels that are gathered, where Resize may take others."""
+    """Resizes by gathering pixels, where Resize may select others."""
     if mode == "nearest-exact" and all(multiples := [_multiple(axis) for axis in axes]):
         return F.interpolate(input, scale_factor=[float(n) for n in multiples])
     if all(axis.is_kept or _is_resized_alike(axis, axes, input, mode) for axis in axes):
@@ -181,7 +181,7 @@ def nearest_exact(input: Tensor, output_size: Sequence[int] | None, *scales: Any
 
 
 def _multiple(axis: _Axis) -> int:
-    """How many times as many pixels as there were; 0 where that is no whole number, the same for all sizes."""
+    """The factor by which the number of pixels grows; 0 if it is not a whole number, the same for all sizes."""
     if axis.scale is not None:
         return int(axis.scale) if float(axis.scale).is_integer() else 0
     return axis.new // axis.old if axis.is_static and axis.new % axis.old == 0 else int(axis.is_kept)
@@ -203,7 +203,7 @@ def _is_resized_alike(axis: _Axis, axes: Sequence[_Axis], like: Tensor, mode: st
 
 
 def _known_places(axis: _Axis, axes: Sequence[_Axis], like: Tensor, mode: str) -> npt.NDArray[np.float32]:
-    """As of :func:`_places`, of a static size."""
+    """:func:`_places` for a static size."""
     pixel = np.arange(axis.new, dtype=np.float32)
     if axis.new in (axis.old, 2 * axis.old) and mode == "nearest" and _is_whole(axes, like) is True:
         return np.floor(pixel * np.float32(axis.old / axis.new))
@@ -213,7 +213,7 @@ def _known_places(axis: _Axis, axes: Sequence[_Axis], like: Tensor, mode: str) -
 
 
 def _places(axis: _Axis, axes: Sequence[_Axis], like: Tensor, mode: str) -> Tensor:
-    """Of the pixels to gather along an axis, ``(new,)``. Source: ``nearest_neighbor_compute_source_index`` of ATen."""
+    """Indices of pixels to gather on an axis, ``(new,)``. Source: ATen's ``nearest_neighbor_compute_source_index``."""
     if axis.is_static and isinstance(_is_whole(axes, like), bool):
         return torch.tensor(_known_places(axis, axes, like, mode).astype(np.int64).tolist(), device=like.device)
     before, after = (torch.full((), n, dtype=torch.float32, device=like.device) for n in (axis.old, axis.new))

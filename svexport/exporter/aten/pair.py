@@ -96,4 +96,4 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{f"aten::isin.{kind}": _isin for kind in ("Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor")},
     "aten::nextafter": _next_after,
 }
-"""By the overload of ATen."""
+"""Compositions by ATen overload."""

@@ -27,7 +27,7 @@ def _longest(size: int, windows: int) -> int:
 
 
 def _bounds(size: int, windows: int) -> tuple[Tensor, Tensor]:
-    """As of :func:`_ends`, computed where a tensor of numbers would be a constant of the trace."""
+    """As :func:`_ends`, but computed by tensor ops: a tensor made from numbers would be a constant of the trace."""
     window = torch.arange(windows)
     return window * size // windows, -(-(window + 1) * size // windows)
 
@@ -222,7 +222,7 @@ AS_CALLED: dict[Callable[..., Any], Callable[..., Any]] = {
     F.avg_pool3d: _with_divisor(3),
     **dict.fromkeys((F.max_pool1d, torch.max_pool1d), _largest_of_a_row),
 }
-"""By what Python calls."""
+"""Compositions by Python function."""
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{f"aten::_adaptive_avg_pool{axes}d": _average for axes in (2, 3)},

@@ -15,7 +15,7 @@ __all__ = ["FUNCTIONS", "OTHERWISE", "floating", "log1p", "polynomial"]
 
 
 def floating(x: Tensor) -> Tensor:
-    """As floating-point numbers."""
+    """The tensor converted to floating point."""
     return x if x.is_floating_point() else x.to(torch.get_default_dtype())
 
 

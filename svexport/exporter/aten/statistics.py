@@ -14,7 +14,7 @@ __all__ = ["FUNCTIONS"]
 def _cov(
     input: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None
 ) -> Tensor:
-    """Of variables in rows, observations in columns; torch's own looks at the weights' values."""
+    """The covariance of variables in rows, observations in columns; torch's own reads the values of the weights."""
     x = input if input.dim() == 2 else input.reshape(1, -1)
     counts = x.new_ones(x.size(1), dtype=torch.int64) if fweights is None else fweights
     weights = counts if aweights is None else counts * aweights

@@ -52,7 +52,7 @@ FINDERS: dict[str, Callable[[Traced], Iterator[Pattern]]] = {
     "space_to_depth": space_to_depth.find,
     "add_bias_residual_layer_norm": layer_norm.find,
 }
-"""By op, the largest part first."""
+"""Finders by op, the largest part first."""
 
 _ANCHORS = camera_sample.SAMPLERS | attention.SOFTMAX | {torch.Tensor.softmax}
 """Functions of which parts have one: modules that call none, and no other of a part's, are not recorded."""
@@ -66,7 +66,7 @@ FORWARD = "its forward as a graph"
 """What is left alone where no part can be looked for."""
 
 FRUITLESS = 3
-"""Of a class no more modules are looked into after so many without a part."""
+"""After this many modules of a class without a match, no more modules of that class are searched."""
 
 
 @dataclass
@@ -180,7 +180,7 @@ class Patterns:
 
     @contextmanager
     def _cores(self, name: str, module: nn.Module) -> Iterator[set[type]]:
-        """Has submodules their forward with nothing but parts as ops; gives their classes."""
+        """Gives submodules forwards with only the parts as ops; yields their classes."""
         prefix = f"{name}." if name else ""
         below = [n for n in self.cores if n != name and n.startswith(prefix)]
         inner = {module.get_submodule(n.removeprefix(prefix)): self.cores[n] for n in below}
@@ -287,7 +287,7 @@ class Patterns:
 
 
 def _put(traced: Traced, found: Pattern) -> None:
-    """Puts an op in the place of a part."""
+    """Replaces a part by an op."""
     first = next(node for node in traced.graph.nodes if node in found.outputs)
     with traced.graph.inserting_before(first):
         built = found.build(traced.graph)
@@ -300,7 +300,7 @@ def _put(traced: Traced, found: Pattern) -> None:
 
 @contextmanager
 def _ops_recorded(kinds: Iterable[Any]) -> Iterator[None]:
-    """Has new forwards of these classes record the ops of parts, which check what they are given, as one call each."""
+    """Makes new forwards of these classes record the ops of parts, which check their arguments, as one call each."""
     changed: list[tuple[dict[str, Any], str, Any]] = []
     plain = [getattr(ops, op) for op in decoder.PARTS]
 
@@ -385,14 +385,14 @@ def _reason(error: Exception) -> str:
 
 
 def _key(traced: Traced) -> Any:
-    """What decides how a graph's parts come out, but for weights."""
+    """A key of everything but weights that decides how a graph's parts turn out."""
     values = [traced.tensor(node) for node in traced.graph.nodes]
     sizes = tuple((tuple(t.shape), t.dtype, t.device) for t in values if t is not None)
     return type(traced.module), traced.graph.python_code("self").src, sizes
 
 
 def _functions(traced: Traced, chosen: Callable[[str], bool]) -> list[Part]:
-    """Has the calls of torch's functions that are left in a graph be ops, where they are the same."""
+    """Replaces the remaining calls of torch's functions in a graph by ops, where they are equivalent."""
     parts = []
     for node in list(traced.graph.nodes):
         name, ours, op = _known(node)
@@ -411,7 +411,7 @@ def _functions(traced: Traced, chosen: Callable[[str], bool]) -> list[Part]:
 
 
 def _known(node: fx.Node) -> tuple[str, Any, str]:
-    """Of a call of a function that may be an op its name, ours and the op's name; nothing of any other."""
+    """For a call of a function that may be an op: its name, our function, the op's name; empty for any other node."""
     name = NAMES.get(node.target, "") if node.op == "call_function" else ""  # type: ignore[arg-type]
     if node.op == "call_method":
         name = f"torch.Tensor.{node.target}"

@@ -142,7 +142,7 @@ def _attention(traced: Traced, softmax: fx.Node) -> Pattern | None:
 
 
 def _arranged(first: _Product, second: _Product) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]] | None:
-    """How q, k and v are permuted to ``(..., length, channels)``, and the result back; None if it is no attention."""
+    """Permutations of q, k and v to ``(..., length, channels)``, and of the result back; None if it is no attention."""
     q, k, scores = first.labels
     (channels,) = summed if len(summed := (set(q) & set(k)) - set(scores)) == 1 else ("",)
     lead = [label for label in q if label in k and label in scores]

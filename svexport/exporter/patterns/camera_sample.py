@@ -31,7 +31,7 @@ _ACTIVATIONS: dict[Any, str] = {
 _MODULES = {nn.Sigmoid: "sigmoid", nn.Softmax: "softmax"}
 _TRANSPOSES = {"permute", "transpose", "swapaxes", torch.permute, torch.transpose}
 _TRIES = 6
-"""How many sums are tried that may be the last one."""
+"""The number of sums that are tried as the last one."""
 
 _SIZE = 12
 """Features are cut to so many pixels each way where other values are tried."""
@@ -57,7 +57,7 @@ class _Sampling:
 
 
 def find(traced: Traced) -> Iterator[Pattern]:
-    """What may be a :func:`svexport.ops.camera_sample`, the likeliest first."""
+    """Candidates for a :func:`svexport.ops.camera_sample`, the likeliest first."""
     for sampling in _samplings(traced):
         for output, transposed in itertools.islice(_outputs(traced, sampling), _TRIES):
             for weights, order, activation in _weights(traced, sampling, output):
@@ -163,7 +163,7 @@ def _outputs(traced: Traced, sampling: _Sampling) -> Iterator[tuple[fx.Node, boo
 
 
 def _weights(traced: Traced, sampling: _Sampling, output: fx.Node) -> Iterator[tuple[fx.Node, tuple[int, ...], str]]:
-    """What is activated to weights: ``(B, Q, n)``, the order of cameras, points and levels in it, the activation."""
+    """The input of the activation: ``(B, Q, n)``; the order of cameras, points and levels in it; the activation."""
     batch, queries, _ = traced.values[sampling.points].shape
     cams, levels = traced.values[sampling.cameras].shape[1], len(sampling.features)
     samples = set(sampling.samples)

@@ -371,7 +371,7 @@ def _draw(traced: Traced, decoder: Decoder, random: Random) -> list[Tensor]:
 
 
 def put(traced: Traced, decoder: Decoder, joined: bool) -> None:
-    """Puts the op into the graph, which gets one placeholder more, for its weights: the first."""
+    """Puts the op into the graph, and adds a first placeholder for its weights."""
     graph = traced.graph
     with graph.inserting_before(next(iter(graph.nodes))):
         weights = graph.placeholder("weights")

@@ -178,7 +178,7 @@ def find(traced: Traced) -> Encoder | None:
 
 
 def _given(call: Node, source: Node) -> tuple[Node, ...]:
-    """What a layer is given: source, positions, centre, scale and sizes."""
+    """The inputs of a layer: source, positions, centre, scale and sizes."""
     query, _, *rest = call.args
     if not isinstance(query, fx.Node) or query.target not in _SUMS or len(query.args) != 2 or query.kwargs:
         raise NotTraced("expects the sum of source and positions as the query")

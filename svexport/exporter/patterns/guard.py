@@ -57,7 +57,7 @@ class Guard:
         self.asleep = False
 
     def __call__(self, frame: FrameType, event: str, value: Any) -> None:
-        """What ``sys.setprofile`` calls on every call and return."""
+        """The ``sys.setprofile`` callback for every call and return."""
         if self.asleep or self.found:
             return
         if event == "call":

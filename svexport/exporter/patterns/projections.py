@@ -172,7 +172,7 @@ def _softmax(traced: Traced, node: Any) -> Any:
 
 
 def _places(traced: Traced, node: Any) -> tuple[fx.Node, fx.Node, fx.Node] | None:
-    """Of ``centre + linear(query) / scale`` the call of the linear layer and the nodes of the other two."""
+    """For ``centre + linear(query) / scale``: the call of the linear layer, and the nodes of centre and scale."""
     if not isinstance(node, fx.Node) or node.target not in _ADDS or len(node.args) != 2 or len(node.users) != 1:
         return None
     for centre, divided in (node.args, node.args[::-1]):

@@ -266,7 +266,7 @@ class _Rewritten:
         super().__setattr__(name, value)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """By the author's class: this one is no attribute of a module, where pickle could find it."""
+        """Pickles by the author's class: this one is not an attribute of a module, where pickle could find it."""
         reduced = super().__reduce_ex__(protocol)
         if not isinstance(reduced, tuple):
             return reduced

@@ -21,7 +21,7 @@ _ORDER = [(0, 0), (1, 0), (0, 1), (1, 1)]
 
 
 def find(traced: Traced) -> Iterator[Pattern]:
-    """What may be a :func:`svexport.ops.space_to_depth`."""
+    """Candidates for a :func:`svexport.ops.space_to_depth`."""
     for node in traced.graph.nodes:
         if node.target not in CATS or operand(node, 1, "dim") not in (1, -3):
             continue

@@ -160,7 +160,7 @@ class _Tracer(fx.Tracer):
         return _Proxy(node, self)
 
     def to_bool(self, obj: Any) -> bool:
-        """Of a comparison of ranks, for which the graph is."""
+        """The outcome of a comparison of ranks, which the graph is valid for."""
         if obj.node.target in _COMPARISONS and all(n.target in _RANKS for n in obj.node.all_input_nodes):
             return bool(self.values[obj.node])
         return super().to_bool(obj)
@@ -406,7 +406,7 @@ def operand(node: fx.Node, index: int, name: str) -> Any:
 
 
 def _compiling(on: bool) -> AbstractContextManager[None]:
-    """What ``torch.compiler.is_compiling`` says."""
+    """Sets the result of ``torch.compiler.is_compiling``."""
     return swapped(torch.compiler, _is_compiling_flag=on)
 
 
@@ -570,7 +570,7 @@ class _Unseen:
 
 
 def _state(module: nn.Module) -> dict[str, Any]:
-    """What a forward could change, as plain as can be compared."""
+    """The state that a forward could change, in a form that can be compared."""
 
     def shallow(value: Any) -> Any:
         if isinstance(value, (list, tuple, set)):

@@ -49,7 +49,7 @@ def _sparse(b: Builder, node: Node) -> None:
 
 
 MOST_NUMBERS = 2**22
-"""Of a sparse constant that is written out."""
+"""Maximum elements of a sparse constant that is written as a dense one."""
 
 
 @down("ConstantOfShape", 20)

@@ -94,7 +94,7 @@ def _note(graph: onnx.GraphProto, known: Known, calls: Calls) -> None:
 
 
 def _together(values: Iterable[Value | None]) -> Value | None:
-    """What is the same of the types of several values."""
+    """The common part of the types of several values."""
     first, *rest = values
     for other in rest:
         if first is None or other is None or first.dtype != other.dtype:

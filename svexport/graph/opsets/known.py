@@ -113,7 +113,7 @@ class Known:
 
 
 def known_of(model: onnx.ModelProto) -> Known:
-    """What a model states and shape inference adds. Initializers that a caller may override decide nothing."""
+    """Types declared by the model or inferred. Initializers that a caller may override decide nothing."""
     light = light_copy(model)
     overridable = {value.name for value in model.graph.input}
     fixed = [

@@ -32,7 +32,7 @@ __all__ = ["BROKEN", "REFUSED", "RULES", "Node", "Refusal", "Rule", "down", "ref
 Rule: TypeAlias = "Callable[[Builder, Node], Value | Sequence[Value | None] | None]"
 
 RULES: dict[tuple[str, int], Rule] = {}
-"""By op and the version (``since_version``) that the rule goes below."""
+"""Rules by op and by the version (``since_version``) that the rule converts from."""
 
 REFUSED: dict[tuple[str, int], str] = {}
 """Why there is no rule, likewise."""
@@ -48,7 +48,7 @@ BROKEN = (
     TypeError,
     ValueError,
 )
-"""What nodes that are not as ONNX defines them raise on the way."""
+"""Exceptions raised during conversion by nodes that violate ONNX's definitions."""
 
 
 class Refusal(Exception):
