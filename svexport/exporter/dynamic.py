@@ -48,10 +48,10 @@ _ANY = 2**31 - 1
 def dynamic_axes(
     flat: FlatModel, names: Sequence[str], shapes: Any, axes: Mapping[str, Any] | None
 ) -> tuple[dict[str, dict[int, str]], dict[str, Size]]:
-    """Both spellings as ``{input name: {axis: symbol}}``, and what is known of each symbol.
+    """Converts both notations to ``{input name: {axis: symbol}}``; also returns the known facts about each symbol.
 
     Raises:
-        ExportError: on an unknown input, an axis it does not have, or sizes that do not fit.
+        ExportError: on an unknown input, an axis that it does not have, or sizes that do not fit.
     """
     if shapes is not None and axes is not None:
         raise ExportError("give dynamic_shapes or dynamic_axes, not both")

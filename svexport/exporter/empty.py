@@ -19,15 +19,15 @@ __all__ = ["compare_empty"]
 
 
 def compare_empty(verification: Verification, empty: Iterable[tuple[str, list[Tensor]]]) -> list[str]:
-    """Of each dynamic size tries 0, where the model takes that: a file that computes something else there, or may end
-    the process, is one for sizes from 1 on, which is noted.
+    """Tries 0 for each dynamic size, if the model accepts it. If the file computes something else then, or may end the
+    process, it is declared valid only for sizes from 1 on, with a note.
 
     Args:
-        verification: of sizes from 1 on, which gets the results.
-        empty: each size, and inputs with 0 of it.
+        verification: the verification of sizes from 1 on; results are added to it.
+        empty: each size, with inputs in which it is 0.
 
     Returns:
-        The sizes that may not be 0.
+        The sizes that must not be 0.
     """
     safe: bool | None = None
     from_one = []

@@ -75,10 +75,10 @@ def on_gpu(arguments: Any) -> bool:
 
 
 def gains(without: Times, replaced: Times, margin: float = MARGIN) -> bool:
-    """Whether a model is faster than without a replacement: faster in something, beyond noise, and slower in nothing.
+    """Whether a replacement makes a model faster: faster in inference or training beyond noise, and slower in neither.
 
     Args:
-        margin: how much slower counts as noise, as a ratio.
+        margin: the ratio up to which slower counts as noise.
     """
     ratios = without.over(replaced)
     gained = any(ratio > MARGIN and part >= MOST for ratio, part in zip(ratios, without.often(replaced), strict=True))
@@ -86,12 +86,12 @@ def gains(without: Times, replaced: Times, margin: float = MARGIN) -> bool:
 
 
 def measure(models: Mapping[str, nn.Module], call: Callable[[nn.Module], Any]) -> dict[str, Times]:
-    """Times models in turn, several calls at once, so that what else the machine does favours none.
+    """Times models in turn, several calls at a time, so that other load on the machine favours none of them.
 
-    Under autocast, where the caller is, every call converts the weights again, as steps of a training do.
+    If the caller is under autocast, every call converts the weights again, as training steps do.
 
     Args:
-        models: copies, which are in eval mode afterwards: training on would change what norms have counted.
+        models: copies, which are in eval mode afterwards: in training mode norms would update their statistics.
         call: runs a model on its inputs.
     """
     for module in (module for model in models.values() for module in model.modules()):

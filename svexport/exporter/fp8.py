@@ -30,11 +30,11 @@ class ToFp8(nn.Module):
 
 @torch.library.custom_op("svexport::fake_quantize_fp8", mutates_args=())
 def fake_quantize_fp8(x: Tensor, scale: Tensor, axis: int) -> Tensor:
-    """``clamp(x / scale, -448, 448)`` rounded to E4M3, times ``scale``; the gradient of a straight-through estimator.
+    """``clamp(x / scale, -448, 448)`` rounded to E4M3, times ``scale``, with a straight-through gradient.
 
     Shape:
         - x: any, floating point
-        - scale: float32, of no dimension, or ``(x.shape[axis],)``
+        - scale: float32, a scalar or ``(x.shape[axis],)``
     """
     step = _along(scale, x, axis)
     return ((x.float() / step).clamp(-LARGEST, LARGEST).to(_E4M3).float() * step).to(x.dtype)

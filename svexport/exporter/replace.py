@@ -40,53 +40,52 @@ def replace(
     choose: str | None = None,
     verbose: bool = True,
 ) -> nn.Module:
-    """A copy of a model in which modules and functions with a counterpart in ``svexport.ops`` are those ops.
+    """Copies a model, replacing modules and functions that have a counterpart in ``svexport.ops`` by those ops.
 
     The copy has the model's state_dict keys, trains like it and exports to the same nodes. Modules are recognized by
-    class name, attributes and the signature of ``forward``. Functions are torch's (:data:`FUNCTIONS`), and whole ones
-    of other packages by name and parameters (:data:`WHOLES`): those that the model's forward reaches are copied, also
-    in other packages, with the names they look up bound to the ops: a call costs no more than that of the op. The
-    model, scripted code and the packages stay as they are, but for private names beside their own.
+    class name, attributes and the signature of ``forward``. Functions are torch's (:data:`FUNCTIONS`), and whole
+    functions of other packages, recognized by name and parameters (:data:`WHOLES`). Functions that the model's forward
+    reaches are copied, also those of other packages, with the names they look up bound to the ops, so a call costs no
+    more than that of the op. The model, scripted code and packages are not changed, except for added private names.
 
-    Given arguments, parts of a module's forward are ops too, whatever they are called
-    (:data:`svexport.exporter.patterns.FINDERS`). They are found in the graph of the functions that it calls, and the
-    module gets a forward of that graph. It runs for arguments like those that it was recorded for (tensors of as many
-    dimensions, lists as long, the same constants), whatever their sizes, where comparisons of these sizes that the
-    forward makes come to the same; for others, and once an attribute that it
-    read is set, or is a list, dict or set that has changed, the forward is the author's. Other objects that
-    attributes refer to count as they were. A whole decoder of the DETR3D kind is one op, and where gradients are
-    recorded one node of autograd, in float32 and float64 and not under autocast; unless modules in it were exchanged
-    or have hooks. So is an encoder of the Deformable DETR kind, unless dropout is active; in inference too it runs
-    for these types and no tracer.
+    Given arguments, parts of a module's forward become ops too, whatever they are called
+    (:data:`svexport.exporter.patterns.FINDERS`). They are found in the graph of the functions that the forward calls,
+    and that graph becomes the module's new forward. It runs for arguments like the recorded ones (tensors with the same
+    number of dimensions, lists of the same length, the same constants) of any sizes for which the forward's comparisons
+    of sizes give the same results. For other arguments the author's forward runs, and also once an attribute that was
+    read is set, or is a list, dict or set that has changed. Other objects in attributes are assumed unchanged. A whole
+    decoder of the DETR3D kind becomes one op and, where gradients are recorded, one autograd node, in float32 and
+    float64 and not under autocast, unless modules in it were exchanged or have hooks. So does an encoder of the
+    Deformable DETR kind, unless dropout is active; in inference too it runs only in these types and under no tracer.
 
-    With arguments, every replacement is proven: what it replaces and what it is are both run on the activations of a
-    forward pass in eval mode, whole functions and parts of forwards with their gradients too, parts also on other
-    inputs. What differs is left alone, and so is what is reached by no name that can be bound: through C code, a
+    With arguments, every replacement is proven: the original and the replacement both run on the activations of a
+    forward pass in eval mode. Whole functions and parts of forwards are also compared by gradients, parts also on other
+    inputs. Calls that differ are left alone, and so are calls without a name that can be bound: through C code, a
     container, code executed from text, and before Python 3.11 a method of tensors.
     ``F.grid_sample`` in half precision on a CPU is compared as torch computes it on CUDA, with coordinates in float32.
 
     Args:
-        model: any ``nn.Module``; it stays as it is.
+        model: any ``nn.Module``; it is not changed.
         args: as for :func:`svexport.export`, with the same defaults. Without any, nothing is proven, and functions are
             replaced whether or not the model calls them.
-        only: names of what to replace: of modules in the model (``"decoder"``: it and those it holds, not the functions
-            that they call), of classes and functions as the report has them or by their last part
-            (``"torch.einsum"``, ``"LayerNorm"``), or of ops. None: everything.
-        skip: likewise of what to leave as it is.
+        only: names of what to replace: modules of the model (``"decoder"``: it and its submodules, not the functions
+            that they call), classes and functions, as named in the report or by their last part
+            (``"torch.einsum"``, ``"LayerNorm"``), or ops. None: everything.
+        skip: likewise, names of what to keep.
         choose: ``"faster"`` times the model with and without each kind of replacement, forward and with backward, and
-            leaves alone what does not gain; ``"all"`` replaces whatever is the same. Default: the former where
-            arguments are on a GPU. Under autocast, for models that will run there, it is timed under autocast; proofs
-            are made without.
+            drops those without a gain; ``"all"`` replaces everything equivalent. Default: ``"faster"`` if the
+            arguments are on a GPU. Call it under autocast for models that will run there: times are then taken under
+            autocast, proofs without.
         verbose: print a report.
 
     Returns:
         The copy, with ``svexport_replacements``, a list of :class:`Replacement`, and ``svexport_left_alone``, a list of
-        :class:`LeftAlone`. It can be pickled where the model can, and be copied, compiled and wrapped like it. What
-        ``torch.jit.script`` compiles is the model's text, with torch's functions.
+        :class:`LeftAlone`. It can be pickled if the model can, and be copied, compiled and wrapped like it.
+        ``torch.jit.script`` compiles the text of the model, with torch's functions.
 
     Raises:
-        UnsupportedError: if ``model`` is no module, or one that cannot be copied; or ``only`` or ``skip`` names what
-            there is not; or ``choose`` is unknown, or asks to time a model without arguments.
+        UnsupportedError: if ``model`` is not a module, or cannot be copied; or ``only`` or ``skip`` has an unknown
+            name; or ``choose`` is unknown, or asks to time a model without arguments.
         ExportError: if the arguments do not fit ``forward``.
     """
     if not isinstance(model, nn.Module):

@@ -19,14 +19,14 @@ class Replacement:
     """A module or a call that is an svexport op in the copy.
 
     Attributes:
-        name: of the module in the model; ``"forward"`` for calls.
-        before: the class or function it was, ``torch.nn.modules.normalization.LayerNorm``.
-        after: what it is now, ``svexport.ops.LayerNorm``.
+        name: name of the module in the model; ``"forward"`` for calls.
+        before: the original class or function, ``torch.nn.modules.normalization.LayerNorm``.
+        after: the replacement, ``svexport.ops.LayerNorm``.
         source: the line that defines the class, or the line of the call.
-        calls: how often the forward came by.
-        max_abs: the largest absolute difference of the two on the model's own activations; NaN where not proven.
+        calls: number of calls in the forward.
+        max_abs: the largest absolute difference of the two on the model's own activations; NaN if not proven.
         proof: the same in words: ``"max error 1.2e-07"``, or why there is none.
-        gain: how many times as fast all that became this op make the model, where that was measured.
+        gain: the speedup of the model from all replacements by this op, if it was measured.
     """
 
     name: str
@@ -44,7 +44,7 @@ class LeftAlone:
     """A module or a call that looked replaceable and was not.
 
     Attributes:
-        name: of the module in the model; ``"forward"`` for calls.
+        name: name of the module in the model; ``"forward"`` for calls.
         kind: its class, or the function.
         source: the line that defines the class, or the line of the call.
         reason: what was expected, and what came.

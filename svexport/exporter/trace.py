@@ -81,13 +81,13 @@ def traced(
     notes: list[str],
     state: State,
 ) -> tuple[onnx.ModelProto, Guards]:
-    """``model(*tensors)`` as ONNX, and what the tracer guards.
+    """Exports ``model(*tensors)`` to ONNX; also returns what the tracer guards.
 
-    The tensors stay as they are, though a model may work on its inputs in place. Between two tracers the model's state
-    is put back to ``state``.
+    The tensors are not changed, although a model may work on its inputs in place. Between two tracers the model's state
+    is restored to ``state``.
 
     Raises:
-        ExportError: naming the operator and its source line, if neither tracer takes the model.
+        ExportError: if both tracers refuse the model; it names the operator and its source line.
     """
     if opset > LAST_TORCHSCRIPT_OPSET:
         return _by_torch_export(model, _unshared(tensors), opset, input_names, dynamic_axes)

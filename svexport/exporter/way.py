@@ -61,12 +61,12 @@ _INDEXING: dict[str, tuple[int, int]] = {
 
 @dataclass(frozen=True)
 class Exit:
-    """A value that a line of the user's code took out of a tensor which depends on the values of inputs.
+    """A value that a line of the user's code reads from a tensor that depends on the values of inputs.
 
     Attributes:
         line: path, number and function.
-        inputs: on which the value depends, by index.
-        name: of the function: ``__bool__``.
+        inputs: indices of the inputs that the value depends on.
+        name: name of the function: ``__bool__``.
     """
 
     line: tuple[str, int, str]
@@ -91,12 +91,12 @@ class Forced:
 
 @dataclass(frozen=True)
 class Guards:
-    """What of a forward the tracer itself has seen to.
+    """The parts of a forward that the tracer itself guards.
 
     Attributes:
-        values: that Python takes of tensors.
-        sizes: that it takes of them.
-        assumed: what sizes have to be for that.
+        values: values that Python reads from tensors.
+        sizes: sizes that Python reads from tensors.
+        assumed: conditions on sizes.
     """
 
     values: bool
@@ -109,20 +109,20 @@ class TooLong(Exception):
 
 
 class Way(TorchFunctionMode):
-    """Records the functions of torch that are called in here, the values that Python gets of tensors, and errors.
+    """Records the torch functions called inside the context, the values that Python reads from tensors, and errors.
 
-    Two ways are one where values and functions are the same, or where Python did nothing with values that are others:
-    the same functions, of the same arguments or the results of the same steps (as where a value is only logged).
-    Sizes are left out: those that are dynamic or depend on values (``x[x > 0]``) may be another each time, and no way
-    for it; numbers that Python computes of these count as how they are computed, as far as tracers follow that.
+    Two paths are the same if values and functions are the same, or if Python did nothing with the values that differ:
+    the same functions with the same arguments or results of the same steps (for example if a value is only logged).
+    Sizes are not compared: dynamic sizes and sizes that depend on values (``x[x > 0]``) may differ on the same path.
+    Numbers that Python computes from them are compared by their formula, as far as tracers follow it.
 
     Attributes:
-        exits: values of inputs that lines of the user's code took, the first of each line.
-        taken: what these lines took, one after another.
-        ranges: how many there are of what an input's integers index, by that input's index.
-        finds: how many were found by functions that return as many as values say.
-        counts: lines of the user's code that get the sizes of such results.
-        foreign: whether an op was called that is neither torch's nor ours, which may remember what it likes.
+        exits: values of inputs that lines of the user's code read, the first of each line.
+        taken: all values that these lines read, in order.
+        ranges: by input index, the number of elements that this input's integers index.
+        finds: numbers of elements returned by functions whose output size depends on values.
+        counts: lines of the user's code that read the sizes of such results.
+        foreign: whether an op was called that is neither torch's nor ours, and may keep any state.
     """
 
     def __init__(

@@ -35,19 +35,19 @@ __all__ = [
 
 
 def lower(model: onnx.ModelProto | str | Path, ops: Collection[str] | None = None) -> onnx.ModelProto:
-    """Replaces svexport nodes by their bodies: standard ONNX, at the model's own opset.
+    """Replaces svexport nodes by their bodies, which are standard ONNX at the model's own opset.
 
     Args:
         model: an ONNX model or the path of one; it is not changed.
         ops: names of the ops to lower (``["grid_sample"]``); None lowers every one.
 
     Returns:
-        A new model. Without svexport nodes left it imports the default domain only.
+        A new model. If no svexport nodes remain, it imports only the default domain.
 
     Raises:
         UnsupportedError: on an unknown op, a node whose input data types and ranks cannot be inferred, or a damaged
             model.
-        SvexportError: if the file is missing or is no ONNX model.
+        SvexportError: if the file is missing or is not an ONNX model.
     """
     chosen = node_types(ops)
     if isinstance(model, onnx.ModelProto):
@@ -73,10 +73,10 @@ def ir_version(opset: int) -> int:
 
 
 def node_types(ops: Collection[str] | None) -> set[str]:
-    """The node types of the named ops, of all ops for None.
+    """The node types of the named ops; of all ops for None.
 
     Raises:
-        UnsupportedError: on a name that is no op.
+        UnsupportedError: on a name that is not an op.
     """
     if isinstance(ops, str):
         raise UnsupportedError(f"expected a list of names of ops, got {ops!r}; give [{ops!r}]")
@@ -112,11 +112,11 @@ def _lower(model: onnx.ModelProto, chosen: Callable[[onnx.NodeProto], bool], typ
 def attach(model: onnx.ModelProto) -> None:
     """Gives every svexport node its body as a model-local function, in place.
 
-    Nodes of one op share a body where one body serves them all; it is then specialized by all that is static in common.
-    Where they need different ones (grids in two modes, say), each further body is an overload of the function (ONNX
-    IR 10) and the node names it. ONNX Runtime honours overloads from 1.27 on; :func:`without_overloads` is for older
-    ones. TensorRT's parser does not, nor does it keep the names of bodies and of the graph apart: every body has a
-    guard, which it refuses (:mod:`svexport.graph.guard`), and its values have names of their own.
+    Nodes of one op share a body if one body serves them all; it is specialized on the static facts that they share. If
+    they need different bodies (grids in two modes, for example), each further body is an overload of the function (ONNX
+    IR 10), which the node names. ONNX Runtime supports overloads from 1.27 on; use :func:`without_overloads` for older
+    versions. TensorRT's parser ignores overloads, and confuses names of bodies and of the graph. Therefore every body
+    has a guard that the parser refuses (:mod:`svexport.graph.guard`), and its values have unique names.
 
     Raises:
         UnsupportedError: on an unknown op, or a node whose input data types and ranks cannot be inferred.
@@ -137,10 +137,10 @@ def strip(model: onnx.ModelProto, node_types: Collection[str] | None = None) -> 
 
 
 def without_overloads(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model itself, or a copy in which each overload of a function is one of a name of its own.
+    """The model itself, or a copy in which each overload of a function becomes a function with its own name.
 
-    The same for a runtime that takes the first function of a name for all of its overloads; none for TensorRT, whose
-    plugins are found by op_type.
+    It is for runtimes that use the first function of a name for all overloads. It is not for TensorRT, which finds
+    plugins by op_type.
     """
     if not any(function.overload for function in model.functions):
         return model
@@ -307,7 +307,7 @@ def _build(node: onnx.NodeProto, types: dict[str, Value], opset: int, prefix: st
 
 
 def state_types(model: onnx.ModelProto) -> None:
-    """Writes down the types of svexport nodes' inputs (``value_info``) where the file does not state them, in place.
+    """Adds the missing types of svexport nodes' inputs (``value_info``), in place.
 
     Raises:
         UnsupportedError: on a node whose input data types and ranks cannot be inferred.
@@ -333,9 +333,9 @@ def _known(name: str, types: Mapping[str, Value]) -> bool:
 
 
 def input_types(model: onnx.ModelProto) -> dict[str, Value]:
-    """Types of at least every svexport node's inputs, inferred through the bodies where the file states none.
+    """Types of at least all inputs of svexport nodes, inferred through the bodies if the file does not state them.
 
-    They are by name: values of nested graphs get other names, in place, where theirs stand elsewhere too.
+    They are keyed by name. Values of nested graphs whose names are used elsewhere too are renamed, in place.
 
     Raises:
         UnsupportedError: on a node whose input data types and ranks cannot be inferred.

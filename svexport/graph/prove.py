@@ -29,11 +29,11 @@ def prove(
     """Runs two models on the same inputs, standard normal or small integers, and compares all their outputs.
 
     Args:
-        before: the model as it was; svexport nodes are lowered.
-        after: the model as it is now.
-        exact: whether outputs have to be equal, as after a rewrite that only moves data.
-        sizes: of dynamic dimensions by name, 3 where none is given.
-        seed: of the inputs.
+        before: the original model; svexport nodes are lowered.
+        after: the rewritten model.
+        exact: whether outputs must be equal, as after a rewrite that only moves data.
+        sizes: sizes of dynamic dimensions by name; default: 3.
+        seed: random seed of the inputs.
         rtol: relative tolerance unless ``exact``.
         atol: absolute tolerance unless ``exact``.
 

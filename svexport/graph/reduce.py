@@ -17,15 +17,15 @@ __all__ = ["part_of", "reduce"]
 
 
 def reduce(model: onnx.ModelProto, fails: Callable[[onnx.ModelProto], bool]) -> onnx.ModelProto:
-    """The smallest part of a model that fails: no node of it can be left out.
+    """The smallest part of a model that fails: no node of it can be removed.
 
-    What a part takes from nodes that are not in it are its inputs, of the same names; what others took of it its
-    outputs. Constants stay with the nodes that use them. Halves are left out first, then quarters, down to single nodes
-    (delta debugging).
+    Values that a part reads from removed nodes become its inputs, with the same names; values that removed nodes read
+    become its outputs. Constants stay with the nodes that use them. Halves are removed first, then quarters, down to
+    single nodes (delta debugging).
 
     Args:
-        model: it is not changed.
-        fails: whether a part shows the failure that is looked for, and not merely any.
+        model: the model, which is not changed.
+        fails: whether a part shows the failure in question, not just any failure.
 
     Raises:
         SvexportError: if the model as a whole does not fail.
@@ -72,10 +72,10 @@ def reduce(model: onnx.ModelProto, fails: Callable[[onnx.ModelProto], bool]) -> 
 def part_of(
     model: onnx.ModelProto, numbers: Iterable[int], types: dict[str, Value] | None = None
 ) -> onnx.ModelProto | None:
-    """The nodes of these numbers as a model, with the constants that they use; None if a type is not known.
+    """The nodes with these indices as a model, with the constants that they use; None if a type is unknown.
 
     Args:
-        types: of the values, by :func:`svexport.graph.types.infer_types`.
+        types: types of the values, from :func:`svexport.graph.types.infer_types`.
     """
     graph = model.graph
     types = infer_types(model) if types is None else types

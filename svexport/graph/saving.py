@@ -107,8 +107,8 @@ def save(model: onnx.ModelProto, file: Path) -> None:
 
 
 def describe(file: Path, text: str) -> None:
-    """Gives a file another ``doc_string``, and leaves all else as it is: of a field that comes twice protobuf reads the
-    last."""
+    """Changes only the ``doc_string`` of a file, by appending the field: protobuf reads the last of two equal
+    fields."""
     import onnx
 
     with file.open("ab") as stream:

@@ -19,16 +19,16 @@ __all__ = ["simplify"]
 
 
 def simplify(model: onnx.ModelProto | str | Path, *, plugins: bool = False) -> onnx.ModelProto:
-    """Folds constants, shares equal nodes and initializers and drops unused ones (all of which onnxscript does), takes
-    out nodes that change nothing (:mod:`svexport.graph.idle`), makes one space to depth of strided slices, puts
-    constant factors and sums behind linear nodes into their weights (:mod:`svexport.graph.merge`), and removes
-    Transposes (:mod:`svexport.graph.transposes`).
+    """Folds constants, shares equal nodes and initializers and drops unused ones (onnxscript does these), removes nodes
+    that change nothing (:mod:`svexport.graph.idle`), merges strided slices into one space to depth, moves constant
+    factors and sums after linear nodes into their weights (:mod:`svexport.graph.merge`), and removes Transposes
+    (:mod:`svexport.graph.transposes`).
 
-    Opset, IR version, names of inputs and outputs, svexport nodes and local functions stay as they are.
+    Opset, IR version, names of inputs and outputs, svexport nodes and local functions are kept.
 
     Args:
         model: an ONNX model or the path of one; it is not changed.
-        plugins: whether space to depth of images becomes an ``svexport::SvSpaceToDepth``, without a body as yet,
+        plugins: whether space to depth of images becomes an ``svexport::SvSpaceToDepth``, still without a body,
             instead of standard nodes.
 
     Returns:

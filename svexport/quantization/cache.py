@@ -24,9 +24,9 @@ _MOST = 1 << 28
 
 
 class CalibrationCache:
-    """A JSON file of histograms by layer, and of how many batches they are.
+    """A JSON file with histograms by layer, and the number of batches in them.
 
-    It belongs to one model: to its modules, parameters and buffers.
+    It is valid for one model only, identified by its modules, parameters and buffers.
     """
 
     def __init__(self, path: str | os.PathLike[str], model: nn.Module) -> None:
@@ -37,10 +37,10 @@ class CalibrationCache:
         self.path, self._key = Path(path), _hash(model)
 
     def read(self) -> tuple[int, dict[str, Histogram]]:
-        """The number of batches, and the histograms; none where there is no file yet.
+        """The number of batches, and the histograms; empty if there is no file yet.
 
         Raises:
-            SvexportError: if the file is no such cache, or that of another model.
+            SvexportError: if the file is not a calibration cache, or belongs to another model.
         """
         if not self.path.exists():
             return 0, {}

@@ -28,7 +28,7 @@ def calibrate(histogram: Histogram, method: str, percentile: float) -> float:
 
 def check_method(method: str, percentile: float) -> None:
     """Raises:
-    SvexportError: if the method is not one of :data:`METHODS`, or the percentile no part of a hundred.
+    SvexportError: if the method is not one of :data:`METHODS`, or the percentile is out of range.
     """
     if method not in METHODS:
         raise SvexportError(f"method: expected one of {', '.join(METHODS)}, got {method!r}")

@@ -23,12 +23,12 @@ BINS = 2048
 class Histogram:
     """Counts of magnitudes in :data:`BINS` bins of equal width, from zero on.
 
-    The range is a power of two, and doubles when a magnitude reaches it: two bins become one. Which batches the
-    elements came in, and in what order, changes nothing.
+    The range is a power of two, and doubles when a magnitude reaches it: two bins become one. The result does not
+    depend on the batches that the elements came in, nor on their order.
 
     Attributes:
         counts: ``(BINS,)``, int64.
-        exponent: the range is two to the power of it; None as long as there was nothing but zeros.
+        exponent: the range is two to this power; None while there have been only zeros.
         largest: the largest magnitude.
     """
 
@@ -82,10 +82,10 @@ class Histogram:
 
     @classmethod
     def from_dict(cls, data: Any) -> Histogram:
-        """The one that :meth:`to_dict` told of.
+        """The inverse of :meth:`to_dict`.
 
         Raises:
-            ValueError: if ``data`` does not tell of one.
+            ValueError: if ``data`` does not describe a histogram.
         """
         if not isinstance(data, dict) or set(data) != {"counts", "exponent", "largest"}:
             raise ValueError("a histogram has counts, exponent and largest")

@@ -24,7 +24,7 @@ class QuantizedMaps(QuantizedLayer):
     """A layer that reads its feature maps in int8, and computes in floating point.
 
     Attributes:
-        map_quantizers: one a level, each with one scale.
+        map_quantizers: one per level, each with one scale.
     """
 
     map_quantizers: nn.ModuleList
@@ -36,10 +36,10 @@ class QuantizedMaps(QuantizedLayer):
             yield quantizer
 
     def quantized(self, maps: Sequence[Tensor]) -> tuple[list[Tensor], tuple[float, ...] | None]:
-        """Maps and what a step of each is worth; in floating point, None, where they need a gradient.
+        """The maps in int8 and the value of a step of each; or floating-point maps and None if they need a gradient.
 
         Raises:
-            ValueError: if there are more or fewer than were calibrated.
+            ValueError: if the number of maps differs from the calibrated one.
         """
         quantizers = list(self.quantizers())
         if len(maps) != len(quantizers):
@@ -160,12 +160,12 @@ def maps_of(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def to_quantized_maps(layer: nn.Module, largest: Sequence[float], device: torch.device | None) -> None:
-    """Makes a quantized layer of a layer, in place.
+    """Turns a layer into a quantized layer, in place.
 
     Args:
         layer: one of :func:`readers`.
-        largest: the magnitude of each level that 127 stands for.
-        device: of the maps.
+        largest: the magnitude of each level that 127 represents.
+        device: device of the maps.
     """
     quantizers = [FakeQuantizer(step(torch.tensor(one, device=device))) for one in largest]
     layer.__class__ = _READERS[type(layer)]

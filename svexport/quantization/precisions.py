@@ -24,13 +24,13 @@ __all__ = ["LayerSignal", "Precisions", "precisions"]
 
 @dataclass(frozen=True)
 class LayerSignal:
-    """What one module returns, in each precision.
+    """The noise in one module's result, for each precision.
 
     Attributes:
-        name: of the module; empty of the model as a whole.
-        kind: its class, in the float model.
-        signal: decibels of signal over noise against the float model, by precision; infinite where nothing differs,
-            NaN where numbers became not finite.
+        name: name of the module; empty for the model as a whole.
+        kind: its class in the float model.
+        signal: signal-to-noise ratio against the float model in decibels, by precision; infinite if nothing differs,
+            NaN if a value is not finite.
     """
 
     name: str
@@ -44,10 +44,10 @@ class Precisions:
 
     Attributes:
         model: class name of the float model.
-        names: of the precisions.
+        names: names of the precisions.
         layers: modules in order of execution.
         result: the model as a whole.
-        metric: of the float model (``"float"``) and of each precision; empty without one.
+        metric: metric of the float model (``"float"``) and of each precision; empty without a metric.
     """
 
     model: str
@@ -79,7 +79,7 @@ class Precisions:
         return [Text(f"{self.model}: {self._verdict()}", "bold"), table]
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Writes it as one page, its picture inside.
+        """Writes the result as one page with an embedded picture.
 
         Raises:
             SvexportError: if it cannot be written.
@@ -120,17 +120,17 @@ def precisions(
     batches: Iterable[Any],
     metric: Callable[[Any, Any], float] | None = None,
 ) -> Precisions:
-    """Runs a float model beside copies of it in other precisions, and compares what each module returns.
+    """Runs a float model and copies of it in other precisions, and compares the results of each module.
 
     Args:
-        model: in float32.
-        others: by a name to show, models with modules of the same names: ``{"half": copy.deepcopy(model).half(),
+        model: the model in float32.
+        others: models with modules of the same names, by the name to show: ``{"half": copy.deepcopy(model).half(),
             "int8": svexport.quantize(model, batches)}``. They get the batches in the type of their parameters.
-        batches: held-out ones, as :func:`svexport.quantize` takes them.
-        metric: ``metric(outputs, batch)``, a number for a batch; its mean is shown for each.
+        batches: held-out batches, as for :func:`svexport.quantize`.
+        metric: ``metric(outputs, batch)`` returns a number for a batch; its mean is shown for each model.
 
     Raises:
-        SvexportError: without others or batches, or if no module of one has the name of one of the model.
+        SvexportError: without others or batches, or if one of the others shares no module name with the model.
         ExportError: if a batch does not fit ``forward``.
     """
     if not others:
