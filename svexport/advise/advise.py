@@ -19,14 +19,14 @@ from svexport.errors import SvexportError
 
 __all__ = ["AdviseError", "advise", "selected"]
 
-# Folders that hold no sources of the repo's own.
+# Folders without the repo's own sources.
 LEFT_OUT = {
     ".git", ".hg", ".svn", ".venv", "venv", ".env", "env", ".tox", ".nox", ".eggs", ".mypy_cache", ".ruff_cache",
     ".pytest_cache", ".ipynb_checkpoints", "__pycache__", "__pypackages__", "node_modules", "site-packages", "build",
     "dist",
 }  # fmt: skip
-_ROUNDS = 100  # of fixes: one may make room for another, and that for a third
-MAX_NODES = 20_000  # of a function's syntax tree: several times what people write
+_ROUNDS = 100  # maximum rounds of fixes: one fix may make another possible
+MAX_NODES = 20_000  # maximum nodes of a function's syntax tree: several times what people write
 
 
 class AdviseError(SvexportError):
@@ -41,17 +41,17 @@ def advise(
     exclude: Sequence[str] = (),
     fix: bool = False,
 ) -> AdviseReport:
-    """Finds habits that cost at export or run time in Python sources, without importing or running any of them.
+    """Finds patterns in Python sources that cost at export or run time, without importing or running any of them.
 
     Args:
         paths: files, and folders whose ``*.py`` files are read; links to folders are not followed.
-        select: codes or beginnings of codes: those rules alone.
-        ignore: codes or beginnings of codes: not those rules.
-        exclude: patterns of files and folders that are left out, by name or by path.
-        fix: whether to write better forms into the files, where they compute the same for sure.
+        select: codes or prefixes of codes: run only these rules.
+        ignore: codes or prefixes of codes: skip these rules.
+        exclude: patterns of files and folders to skip, by name or by path.
+        fix: whether to write the better forms into the files where they surely compute the same.
 
     Returns:
-        What was found, or with ``fix`` is left. Files that cannot be read or parsed are in ``report.unread``.
+        The findings; with ``fix``, those that remain. Files that cannot be read or parsed are in ``report.unread``.
 
     Raises:
         AdviseError: if a path or a rule does not exist, or a fix cannot be written.
@@ -77,10 +77,10 @@ def advise(
 
 
 def selected(select: Sequence[str] = (), ignore: Sequence[str] = ()) -> list[Rule]:
-    """The rules that ``select`` names, all without it, but for those of ``ignore``.
+    """The rules that ``select`` names (default: all), except those that ``ignore`` names.
 
     Raises:
-        AdviseError: if one of the names is no beginning of a code.
+        AdviseError: if a name is not the prefix of a code.
     """
     wrong = [given for given in (*select, *ignore) if not any(_begins(code, given) for code in RULES)]
     if wrong:
@@ -127,14 +127,14 @@ def _below(folder: Path, exclude: Sequence[str]) -> Iterator[Path]:
 
 
 def _shown(path: str | os.PathLike[str]) -> str:
-    """A path that can be printed: control characters and what is no text escaped."""
+    """A printable path, with control characters and undecodable bytes escaped."""
     text = os.fsencode(path).decode("utf-8", "backslashreplace")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 @dataclass
 class _Analysis:
-    """What was found in a source, and which of its functions were too long."""
+    """The findings in a source, and its functions that are too long to analyse."""
 
     source: Source
     found: list[tuple[Rule, Found]] = field(default_factory=list)
@@ -150,7 +150,7 @@ class _Analysis:
 
 
 def _advise_file(path: Path, name: str, rules: list[Rule], fix: bool) -> tuple[list[Finding], list[Finding], int]:
-    """What is found, which functions are too long for that, and how many places were fixed."""
+    """The findings in a file, its functions that are too long to analyse, and the number of fixed places."""
     source = Source(path)
     if "torch" not in source.text:
         return [], [], 0
@@ -174,7 +174,7 @@ def _advise_file(path: Path, name: str, rules: list[Rule], fix: bool) -> tuple[l
 
 
 def _together(found: Iterable[tuple[Rule, Found]]) -> tuple[list[Edit], set[str], int]:
-    """The edits of as many findings as do not overlap."""
+    """The edits of findings that do not overlap."""
     edits: list[Edit] = []
     imports: set[str] = set()
     count = 0
@@ -193,7 +193,7 @@ def _analyse(source: Source, rules: list[Rule]) -> _Analysis:
         file = File(source)
         scopes = _scopes(file)
         while _reach_given(scopes):
-            scopes = _scopes(file)  # which see what that tells
+            scopes = _scopes(file)  # new scopes use the new facts
         for function, scope in scopes.items():
             if function.reach is Reach.OTHER:
                 continue
@@ -220,7 +220,7 @@ def _scopes(file: File) -> dict[Function, Scope]:
 
 
 def _reach_given(scopes: dict[Function, Scope]) -> bool:
-    """Reaches helpers of the file that are given tensors by what is reached; whether there are more than before."""
+    """Marks helpers of the file that reached functions call with tensors; returns whether there are new ones."""
     before = [function.reach for function in scopes]
     for function, scope in scopes.items():  # outer ones come first
         if function.parent is not None:
@@ -233,14 +233,14 @@ def _reach_given(scopes: dict[Function, Scope]) -> bool:
             if not helper.may_be_reached and not (tensors and in_forward and helper.is_set_up_by_name):
                 continue
             given = tensors or helper.reach is Reach.TENSORS
-            given |= in_forward and helper.takes_axes  # no arrays of numpy are there
+            given |= in_forward and helper.takes_axes  # a forward has no numpy arrays
             if given and not function.guarded(call):
                 helper.reach = max(helper.reach, function.reach)
     return before != [function.reach for function in scopes]
 
 
 def _counts(rule: Rule, found: Found, scope: Scope) -> bool:
-    """Whether nothing excuses it: no comment, nor that it is text, whose places in it older Pythons do not know."""
+    """Whether a finding counts: it is not suppressed, nor in an f-string, where older Pythons give wrong positions."""
     if any(isinstance(parent, ast.JoinedStr) for _, parent in scope.function.above(found.node)):
         return False
     statement = scope.function.statement(found.node)

@@ -11,19 +11,19 @@ from svexport.advise.functions import FUNCTIONS, Function
 __all__ = ["Binding", "Flow"]
 
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
-# What binds a name that is no ast.Name.
+# Nodes that bind a name without an ast.Name.
 _NAMED: tuple[type[ast.AST], ...] = (*FUNCTIONS, ast.ClassDef, ast.ExceptHandler, ast.MatchAs, ast.MatchStar)
 _JUMPS = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 
 
 @dataclass(eq=False)
 class Binding:
-    """How a name gets a value: ``value`` itself, its ``index``-th item or, without an index, each; or none known.
+    """How a name gets a value: ``value`` itself, its ``index``-th item or, without an index, each item; or unknown.
 
     Attributes:
-        statement: what binds it; None for a parameter.
-        parameter: the parameter that it is.
-        uses: where the value is read, perhaps; in nested functions too.
+        statement: the statement that binds it; None for a parameter.
+        parameter: the parameter, if it is one.
+        uses: reads that the value may reach, also in nested functions.
     """
 
     value: ast.expr | None
@@ -38,14 +38,14 @@ Reaching = dict[str, frozenset[Binding]]
 
 
 class Flow:
-    """What reaches each name of one function.
+    """The bindings that reach each name of one function.
 
-    Loops are gone through once: at their head each name may have what any round gives it.
+    Loops are traversed once: at the head a name may have a binding of any iteration.
 
     Attributes:
-        bindings: all that gives the function's own names values, by name, its parameters apart.
-        parameters: those as bindings, by name.
-        definitions: what may reach a name where it is read. Names of nested functions and of the file have none.
+        bindings: all bindings of the function's own names except parameters, by name.
+        parameters: bindings of parameters, by name.
+        definitions: by read, the bindings that may reach it. Names of nested functions and of the file have none.
     """
 
     def __init__(self, function: Function) -> None:
@@ -69,7 +69,7 @@ class Flow:
                     binding.uses.append(node)
 
     def bound_by(self, statement: ast.AST) -> list[Binding]:
-        """What a statement, or a part of one, binds."""
+        """The bindings made by a statement, or by a part of one."""
         return [binding for _, binding in self._of.get(statement, [])]
 
     def _bind(self, target: ast.expr, binding: Binding, statement: ast.AST) -> None:
@@ -145,7 +145,7 @@ class Flow:
             self._bind(loop.target, Binding(loop.iter, True, None, loop), loop)
 
     def _block(self, body: Iterable[ast.stmt], reaching: Reaching) -> Reaching | None:
-        """What reaches the end of a block; None if nothing does."""
+        """The bindings that reach the end of a block; None if control never does."""
         now: Reaching | None = dict(reaching)
         for statement in body:
             if now is None:
@@ -229,7 +229,7 @@ class Flow:
                 self._add_to(part, now)
 
     def _read(self, node: ast.AST, now: Reaching) -> None:
-        """Notes what reaches the names that an expression reads."""
+        """Records the bindings that reach the names an expression reads."""
         if isinstance(node, ast.Name):
             # The target of ``x += y`` is read, too.
             augmented = isinstance(self.function.file.parents[node], ast.AugAssign)
@@ -272,7 +272,7 @@ _SCOPED = (ast.comprehension, ast.Lambda)  # whose names end with them
 
 
 def _joined(*ends: Reaching | None) -> Reaching | None:
-    """What reaches a place by one way or another."""
+    """The union of the bindings that reach a place on different paths."""
     ways = [end for end in ends if end is not None]
     if len(ways) < 2:
         return ways[0] if ways else None

@@ -11,13 +11,13 @@ __all__ = ["AdviseReport", "Finding"]
 
 @dataclass(frozen=True, order=True)
 class Finding:
-    """One place where a habit stands.
+    """One place where a rule applies.
 
     Attributes:
-        file: as given, or below the folder that was given.
-        line, column: from 1.
-        code: of the rule.
-        message: what is there, and the better form.
+        file: path as given, or below the given folder.
+        line, column: position, counted from 1.
+        code: code of the rule.
+        message: the pattern found, and the better form.
         fixable: whether ``fix`` writes the better form.
     """
 
@@ -48,13 +48,13 @@ class Finding:
 
 @dataclass(frozen=True)
 class AdviseReport:
-    """What :func:`svexport.advise.advise` found.
+    """The result of :func:`svexport.advise.advise`.
 
     Attributes:
-        files: how many were read.
-        findings: by file and place.
+        files: number of files read.
+        findings: the findings, by file and position.
         unread: files that could not be analysed, as findings whose code is ``""``.
-        fixed: how many findings were fixed, by file.
+        fixed: number of fixed findings, by file.
     """
 
     files: int
@@ -77,7 +77,7 @@ class AdviseReport:
         }
 
     def lines(self) -> list[str]:
-        """One line for each finding and unread file, and what they come to."""
+        """One line for each finding and unread file, and a summary."""
         shown = [f"{f.file}:{f.line}:{f.column}: error: {f.message}" for f in self.unread]
         shown += [str(f) for f in self.findings]
         fixed = sum(self.fixed.values())

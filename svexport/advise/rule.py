@@ -16,32 +16,32 @@ __all__ = ["Found", "Rule", "Scope", "Shape"]
 
 @dataclass(frozen=True)
 class Shape:
-    """Axes of size 1, from the front (>= 0) or from the back (< 0), and how many axes there are, if that is known."""
+    """Axes of size 1, from the front (>= 0) or from the back (< 0), and the rank, if it is known."""
 
     ones: frozenset[int] = frozenset()
     rank: int | None = None
 
     @classmethod
     def of(cls, ones: Iterable[int], rank: int | None) -> Shape:
-        """With axes from the front, where the rank is known."""
+        """Makes a shape, with axes counted from the front if the rank is known."""
         kept = frozenset(ones)
         if rank is not None:
             kept = frozenset(axis % rank for axis in kept if -rank <= axis < rank)
         return cls(kept, rank)
 
     def from_back(self) -> frozenset[int] | None:
-        """``ones`` from the back, None if that takes a rank that is not known."""
+        """``ones`` counted from the back; None if this needs an unknown rank."""
         if self.rank is None and any(axis >= 0 for axis in self.ones):
             return None
         return frozenset(axis - (self.rank or 0) if axis >= 0 else axis for axis in self.ones)
 
 
 class Scope(Kinds):
-    """A function as rules see it: its nodes, and what kind they are.
+    """A function as rules see it: its nodes and their kinds.
 
     Attributes:
-        shapes: what is known of values, None while it is being found; ``svexport.advise.shapes`` fills it.
-        assumed: ranks taken for granted while the shape of a value is being found.
+        shapes: known shapes of values, None during inference; ``svexport.advise.shapes`` fills it.
+        assumed: ranks assumed while the shape of a value is inferred.
     """
 
     def __init__(self, function: Function, around: Scope | None = None) -> None:
@@ -51,22 +51,22 @@ class Scope(Kinds):
         self.assumed: dict[Binding, set[int | None]] = {}
 
     def parent(self, node: ast.AST) -> ast.AST:
-        """The node of the syntax tree around one."""
+        """The parent of a node in the syntax tree."""
         return self.file.parents[node]
 
     def text(self, node: ast.AST) -> str:
-        """The source of a node, as it is written."""
+        """The source text of a node."""
         return self.source.segment(node)
 
 
 @dataclass(frozen=True)
 class Found:
-    """One place where a habit stands.
+    """One place where a rule applies.
 
     Attributes:
         node: the expression or statement.
-        message: what is there, and the better form.
-        edits: the better form where it computes the same for sure; else empty.
+        message: the pattern found, and the better form.
+        edits: the edits to the better form if it surely computes the same; otherwise empty.
         imports: modules that ``edits`` need.
     """
 
@@ -78,17 +78,17 @@ class Found:
 
 @dataclass(frozen=True)
 class Rule:
-    """A habit that costs at export or run time.
+    """A rule: a pattern that costs at export or run time.
 
     Attributes:
         code: ``"SVX101"``; the hundreds group rules: 1 values and sizes, 2 copies and layout, 3 arithmetic.
-        name: the habit in a few words.
-        why: what it costs.
-        before, after: the habit and its better form.
-        find: yields where a function has it.
-        reach: which functions it looks at: those, or what is known better.
-        fixes: whether some of what it finds is fixed.
-        note: why nothing or not everything is fixed.
+        name: the pattern in a few words.
+        why: its cost.
+        before, after: the pattern and its better form.
+        find: yields the places of the pattern in a function.
+        reach: the functions that it checks: those with this reach or a higher one.
+        fixes: whether some of its findings can be fixed.
+        note: why nothing, or not everything, is fixed.
     """
 
     code: str

@@ -24,7 +24,7 @@ _FILE_NOQA = re.compile(r"^\s*#\s*svexport:\s*noqa(?P<codes>\s*:\s*SVX[0-9]+(?:[
 
 
 class UnreadableError(Exception):
-    """A file that cannot be analysed: its message says why, ``line`` and ``column`` (from 1) where."""
+    """Raised for a file that cannot be analysed, with the reason as message and the place in ``line``, ``column``."""
 
     def __init__(self, message: str, line: int = 1, column: int = 1) -> None:
         super().__init__(message)
@@ -34,7 +34,7 @@ class UnreadableError(Exception):
 
 @dataclass(frozen=True, order=True)
 class Edit:
-    """Characters ``start`` to ``end`` of a text become ``text``."""
+    """Replaces the characters from ``start`` to ``end`` by ``text``."""
 
     start: int
     end: int
@@ -46,11 +46,11 @@ class Source:
 
     Attributes:
         path: the file.
-        text: what it holds, line ends as they are.
-        tree: its syntax tree. Nothing of it is ever executed.
+        text: its content, with original line ends.
+        tree: its syntax tree, which is never executed.
 
     Raises:
-        UnreadableError: if the file is not a regular one, is too large, or does not decode or parse.
+        UnreadableError: if the file is not a regular file, is too large, or does not decode or parse.
     """
 
     def __init__(self, path: Path) -> None:
@@ -89,13 +89,13 @@ class Source:
         return self.text[start:end]
 
     def receiver(self, call: ast.Call) -> str:
-        """What stands before the dot of a method call, parentheses included."""
+        """The text before the dot of a method call, including parentheses."""
         assert isinstance(call.func, ast.Attribute)
         text = self.segment(call.func)[: -len(call.func.attr)].rstrip()
         return text.removesuffix(".").rstrip()
 
     def replace(self, node: ast.AST, text: str) -> Edit | None:
-        """``node`` becomes ``text``; None where a comment would be lost."""
+        """The edit that replaces ``node`` by ``text``; None if a comment would be lost."""
         start, end = self.span(node)
         if "#" in self.text[start:end] and self.comments_in(start, end):
             return None
@@ -195,10 +195,10 @@ class Source:
         return self._starts[line - 1]
 
     def write(self) -> None:
-        """Writes the text to the file: beside it first, then renamed, with its permissions.
+        """Writes the text under another name and renames it, keeping the file's permissions.
 
         Raises:
-            OSError: if the folder or the file cannot be written; the file is as it was.
+            OSError: if the folder or the file cannot be written; the file is unchanged then.
         """
         target = self.path.resolve()  # a link stays one
         descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
@@ -216,7 +216,7 @@ def parse(text: str) -> ast.Module:
     """The syntax tree of ``text``.
 
     Raises:
-        UnreadableError: if it has none.
+        UnreadableError: if the text does not parse.
     """
     try:
         with warnings.catch_warnings():
