@@ -14,16 +14,16 @@ __all__ = ["take_decided_branches"]
 
 
 def take_decided_branches(model: onnx.ModelProto, standard: onnx.ModelProto) -> bool:
-    """Puts the branch that is always taken in place of each If whose condition static sizes and constants decide.
+    """Replaces each If whose condition follows from static sizes and constants by the branch that is always taken.
 
-    TensorRT wants branches of one shape, and the TorchScript exporter writes Ifs of a squeezed dimension or of ranks.
+    TensorRT requires branches of one shape, and the TorchScript exporter writes Ifs on squeezed dimensions or ranks.
 
     Args:
-        model: changed in place.
-        standard: the same in standard ONNX, from which values are inferred.
+        model: the model, changed in place.
+        standard: the same model in standard ONNX, from which values are inferred.
 
     Returns:
-        Whether any was replaced: others may be decided by now.
+        Whether any was replaced; others may be decided then.
     """
     if not any(is_standard(node, "If") for graph in graphs(model.graph) for node in graph.node):
         return False

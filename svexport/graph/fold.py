@@ -32,14 +32,14 @@ _KEPT |= {"RandomUniformLike"}
 
 
 def fold_constants(model: onnx.ModelProto, standard: onnx.ModelProto | None = None) -> bool:
-    """Puts constants in place of the nodes of a graph that depend on no input, in place, up to a fixed point.
+    """Replaces nodes of a graph that depend on no input by constants, in place, up to a fixed point.
 
-    They are computed by ONNX Runtime, where it is installed, as it would compute the nodes themselves. Nodes of
-    svexport, random ones and those that make a network a quantized one stay, as do graphs within nodes.
+    ONNX Runtime, if it is installed, computes the constants as it would compute the nodes. svexport and random nodes,
+    nodes of an explicitly quantized network and subgraphs are kept.
 
     Args:
-        model: changed in place.
-        standard: the same in standard ONNX, its large weights left out or not, from which types are inferred.
+        model: the model, changed in place.
+        standard: the same model in standard ONNX, with or without its large weights, from which types are inferred.
 
     Returns:
         Whether any was replaced.

@@ -39,14 +39,14 @@ _DYNAMIC = 2**61 - 1
 
 
 def remove_idle(model: onnx.ModelProto) -> None:
-    """Takes what changes nothing out of all graphs of a model, in place.
+    """Removes nodes that change nothing from all graphs of a model, in place.
 
-    - nodes whose output is their input: a Reshape or an Expand to the shape that is there, a Slice of all, a Pad by
+    - nodes whose output is their input: a Reshape or an Expand to the same shape, a Slice of everything, a Pad by
       nothing, a product with ones, a Cast to the same type;
-    - of views and Transposes in a row all but a Reshape, where together they move no element;
-    - a Slice that only Slices of other axes read, which take all at once.
+    - chains of views and Transposes that together move no element, which become one Reshape;
+    - a Slice that only Slices of other axes read, which then slice all axes at once.
 
-    Values stay the same to the last bit, NaN and -0 included, and so do inputs, outputs and their names.
+    Values stay equal to the last bit, including NaN and -0. Inputs, outputs and their names are kept.
     """
     for scope in scopes(model):
         while _skip_moves(scope) | _join_slices(scope) | _skip_idle(scope):

@@ -31,15 +31,15 @@ _TO_THE_END = 2**62
 
 
 def in_float64(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of a model with float64 for float32, in all inputs, outputs and values; its numbers stay as they are.
+    """A copy of a model with float64 in place of float32, in all inputs, outputs and values; numbers are not changed.
 
-    Ops of which ONNX Runtime has no kernel for float64, convolutions among them, are made of others.
+    Ops without a float64 kernel in ONNX Runtime, such as convolutions, are composed of others.
 
     Args:
-        model: in standard ONNX, with its weights, opset 11 or later.
+        model: a model in standard ONNX, with its weights, opset 11 or later.
 
     Raises:
-        UnsupportedError: of a model with half precision, or of a node that has no such form.
+        UnsupportedError: on a model with half precision, or a node without a form in float64.
     """
     precise = onnx.ModelProto()
     precise.CopyFrom(model)

@@ -47,14 +47,14 @@ PLACES = {"ArgMax", "ArgMin", "NonZero", "Shape", "Size"}
 
 
 def write_exactly(model: onnx.ModelProto, infer: Callable[[], Mapping[str, Value]]) -> None:
-    """Writes nodes of integers that ONNX Runtime would round, or has no kernel for, with others, in place.
+    """Replaces integer nodes that ONNX Runtime would round, or has no kernel for, by others, in place.
 
     Args:
-        model: with unique names of values.
-        infer: the types of its values, asked for only where there are such nodes.
+        model: a model with unique names of values.
+        infer: returns the types of its values; called only if there are such nodes.
 
     Raises:
-        ExportError: if one has no exact form at the model's opset.
+        ExportError: if a node has no exact form at the model's opset.
     """
     nodes = [node for graph in graphs(model.graph) for node in graph.node]
     if not any(is_standard(node, node.op_type) and node.op_type in _FORMS for node in nodes):

@@ -41,11 +41,11 @@ class _Linear(NamedTuple):
 
 
 def merge_weights(model: onnx.ModelProto) -> None:
-    """Puts Mul and Div by constants, and Add and Sub of constants where there is no bias yet, into the weights of the
-    Conv, ConvTranspose, Gemm or MatMul before them, in place, in all graphs of a model.
+    """Merges Mul and Div by constants, and Add and Sub of constants if there is no bias yet, into the weights of the
+    preceding Conv, ConvTranspose, Gemm or MatMul, in place, in all graphs of a model.
 
-    Constants are computed in float64 and rounded once. Left alone are weights that anything else reads, results that
-    anything else reads, and what would overflow or leave the range of normal numbers.
+    Constants are computed in float64 and rounded once. Nothing is merged if another node reads the weights or the
+    result, or if a number would overflow or leave the range of normal numbers.
     """
     for scope in scopes(model):
         while _merge_some(scope):

@@ -38,12 +38,12 @@ class Motion:
     """How a node runs in a frame.
 
     Attributes:
-        rank: of the frame.
-        inputs: the dimensions of the frame that each input has, None for one that stays as it is (axes, scales).
-        outputs: the dimensions that each output has.
+        rank: rank of the frame.
+        inputs: for each input, its dimensions of the frame; None for an input that does not move (axes, scales).
+        outputs: for each output, its dimensions of the frame.
         broadcast: whether inputs of lower rank have size 1 in the dimensions they lack.
         allows: whether a frame is possible.
-        edit: what to change in the node for a frame.
+        edit: the changes of the node for a frame.
     """
 
     rank: int

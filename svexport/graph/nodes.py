@@ -48,7 +48,7 @@ def rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
 def separate_names(model: onnx.ModelProto) -> None:
     """Renames values of nested graphs until one name means one value in the whole model, in place.
 
-    Graphs beside each other (the branches of an If) may use a name for a value of their own each.
+    Without this, sibling graphs (the branches of an If) may use the same name for different values.
     """
     made = [
         {value.name for value in (*g.input, *g.initializer)}.union(*(node.output for node in g.node)) - {""}

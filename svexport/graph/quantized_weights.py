@@ -17,10 +17,10 @@ type". Source: NVIDIA TensorRT developer guide, Explicit Quantization, Quantized
 def store_quantized(model: onnx.ModelProto) -> int:
     """Computes QuantizeLinear of float32 constants that nothing else reads, in place, before DequantizeLinear.
 
-    As ONNX has it: divided in float32, rounded half to even, saturated.
+    The computation is ONNX's: division in float32, rounding half to even, saturation.
 
     Returns:
-        How many constants became int8.
+        The number of constants that became int8.
     """
     return sum(_store(scope) for scope in scopes(model))
 

@@ -18,8 +18,8 @@ MAX_BYTES = 2**31 - 1
 
 
 def check_regular(path: Path) -> None:
-    """Raises :class:`SvexportError` on a path that names a pipe or a device, which might be waited for, or nothing that
-    could be there."""
+    """Raises :class:`SvexportError` on a path of a pipe or a device, which could block, or a path that cannot
+    exist."""
     if "\0" in str(path):
         raise SvexportError(f"expected the path of a file, got {str(path)!r}, with a NUL in it; take that out")
     try:
@@ -32,10 +32,10 @@ def check_regular(path: Path) -> None:
 
 @contextmanager
 def damaged(what: str) -> Iterator[None]:
-    """Takes any error in here, of a library or of Python, for what a damaged or unusual file causes.
+    """Treats any error inside the context, of a library or of Python, as caused by a damaged or unusual file.
 
     Raises:
-        UnsupportedError: instead of it.
+        UnsupportedError: in place of that error.
     """
     try:
         yield
@@ -50,10 +50,10 @@ def damaged(what: str) -> Iterator[None]:
 
 
 def read_model(path: Path, external: bool = True) -> onnx.ModelProto:
-    """A model from its file, with the data in other files unless told otherwise.
+    """Reads a model from its file, including external data unless told otherwise.
 
     Raises:
-        SvexportError: if that is no regular file, or no ONNX model.
+        SvexportError: if the path is not a regular file, or the file is not an ONNX model.
     """
     check_regular(path)
     if path.is_dir():

@@ -24,10 +24,10 @@ _DEPTH = 16
 
 
 def note_returned(model: onnx.ModelProto, paths: Sequence[tuple[str, ...]]) -> None:
-    """Writes down a dict that a model returned, in place.
+    """Records in the file, in place, the structure of the dict that a model returned.
 
     Args:
-        paths: of each output, the keys and positions that lead to it in the dict.
+        paths: for each output, the keys and positions that lead to it in the dict.
     """
     tree: Returned = {}
     for number, path in enumerate(paths):

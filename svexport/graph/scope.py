@@ -35,16 +35,16 @@ LARGE = 2**16
 
 @dataclass
 class Scope:
-    """One graph of a model, with what it sees of the graphs around it.
+    """One graph of a model, with the names it sees from the graphs around it.
 
     Attributes:
         graph: the graph itself.
-        opset: of the default domain.
-        ir_version: of the model.
-        infos: types by name, as stated by the file or inferred.
-        constants: initializers and ``Constant`` nodes by name; not those that a caller may override or that lie in
-            another file.
-        taken: every name in the model, of values and of nodes.
+        opset: opset of the default domain.
+        ir_version: IR version of the model.
+        infos: types by name, as declared in the file or inferred.
+        constants: initializers and ``Constant`` nodes by name, except those that a caller may override and those in
+            other files.
+        taken: all names in the model, of values and of nodes.
     """
 
     graph: onnx.GraphProto

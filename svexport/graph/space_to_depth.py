@@ -28,15 +28,15 @@ COLUMN_BY_COLUMN = [(0, 0), (1, 0), (0, 1), (1, 1)]
 def fuse_space_to_depth(model: onnx.ModelProto, *, node: bool = False) -> int:
     """Replaces the Concat of four slices of a tensor (even or odd rows, even or odd columns), in place.
 
-    Reshape, Transpose and Reshape take its place, whichever two dimensions are sliced and whichever other concatenated,
-    in any order of the slices (one that goes neither row by row nor column by column adds a Gather).
+    Reshape, Transpose and Reshape replace it, for any two sliced dimensions and any other concatenated dimension, in
+    any order of the slices (an order that is neither row by row nor column by column adds a Gather).
 
     Args:
         model: the model to change.
-        node: whether channels of images ``(N, C, H, W)`` come from an ``svexport::SvSpaceToDepth`` instead.
+        node: whether an ``svexport::SvSpaceToDepth`` replaces it for channels of images ``(N, C, H, W)``.
 
     Returns:
-        How many were replaced.
+        The number of replaced Concats.
     """
     count = 0
     for scope in scopes(model):

@@ -18,9 +18,9 @@ def substitute(model: onnx.ModelProto, build: Callable[[onnx.NodeProto, str], Bu
     """Replaces nodes of a model and of the graphs nested in it, in place; equal constants become one.
 
     Args:
-        model: with unique names of values.
-        build: called with each node, and with what the names of new values have to begin with; None leaves the node.
-            What the builder holds makes the outputs of the node.
+        model: a model with unique names of values.
+        build: called with each node and the prefix for names of new values. It returns a builder whose nodes compute
+            the outputs of the node, or None to keep the node.
     """
     constants: dict[tuple[Any, ...], str] = {}
     used: set[str] = set()

@@ -40,11 +40,11 @@ MANY = 1 << 64
 
 
 def remove_transposes(model: onnx.ModelProto) -> None:
-    """Removes Transposes from a model, in place: those that cancel, also around nodes they commute with, those that
-    constants can be stored without, and those that move nothing but sizes of 1, which become a Reshape.
+    """Removes Transposes from a model, in place: those that cancel, also around nodes they commute with, those of
+    constants, and those that move only sizes of 1, which become a Reshape.
 
-    Neither their number nor the bytes they move grow, every dynamic size taken as 64. Inputs, outputs, opset and IR
-    version stay as they are; local functions are left alone.
+    Neither their number nor the bytes they move increase, with every dynamic size taken as 64. Inputs, outputs, opset
+    and IR version are kept; local functions are not changed.
 
     Source: Delong, Osokin, Isack, Boykov, *Fast Approximate Energy Minimization with Label Costs*, 2012: frames are the
     labels.

@@ -67,12 +67,12 @@ def _inferred(model: onnx.ModelProto, outputs_of: OutputsOf | None = None) -> In
 
 
 class Inference:
-    """Shape inference node by node, of what the library's own, which knows no values, leaves open.
+    """Shape inference node by node, for shapes that onnx leaves open because it does not track values.
 
     Attributes:
-        types: by name; completed in place.
-        values: the numbers of constants, and of what they and static shapes decide, by name.
-        opset: in whose meaning the nodes are written.
+        types: types by name; completed in place.
+        values: known values by name: constants, and results that follow from them and from static shapes.
+        opset: the opset that defines the meaning of the nodes.
     """
 
     def __init__(

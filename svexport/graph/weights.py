@@ -14,7 +14,7 @@ __all__ = ["hold_weights"]
 
 
 def hold_weights(model: onnx.ModelProto) -> None:
-    """Makes the weights of svexport nodes TENSOR attributes of theirs, of the ops that name their weights, in place.
+    """Turns the weights of svexport nodes into TENSOR attributes, for ops that name their weights, in place.
 
     Raises:
         UnsupportedError: if the model computes one of them.

@@ -12,8 +12,8 @@ __all__ = ["write_model"]
 
 
 def write_model(model: onnx.ModelProto, stream: IO[bytes]) -> None:
-    """Writes what ``model.SerializeToString()`` returns, one weight after another: the library would first make one
-    string of them all, which takes most of the time of saving a large model, and its size once more in memory."""
+    """Writes what ``model.SerializeToString()`` returns, one weight after another. The library would first build one
+    string of all weights, which takes most of the time of saving a large model, and its size again in memory."""
     before, after = _around(model, "graph")
     nodes, rest = _around(model.graph, "initializer")
     parts = [_apart(tensor) for tensor in model.graph.initializer]

@@ -21,13 +21,13 @@ __all__ = ["Converter", "Refused", "names_in"]
 
 @dataclass(frozen=True)
 class Refused:
-    """A node that has no exact form.
+    """A node without an exact form.
 
     Attributes:
-        name: of the node.
-        op_type: of the node as the model has it.
-        opset: the lowest at which it can be written.
-        reason: why not below.
+        name: name of the node.
+        op_type: op type of the node in the model.
+        opset: the lowest opset in which it can be written.
+        reason: why it cannot be written below that.
     """
 
     name: str
@@ -44,10 +44,10 @@ class Converter:
 
     Args:
         taken: names of values and nodes that are in use.
-        opset: to convert to.
+        opset: the target opset.
 
     Attributes:
-        refused: nodes without a form, which are left as they are.
+        refused: nodes without an exact form, which are not changed.
     """
 
     def __init__(self, taken: Iterable[str], opset: int) -> None:

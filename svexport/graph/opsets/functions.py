@@ -23,15 +23,15 @@ Calls = dict[Key, list[list[Value | None]]]
 
 
 def convert_functions(model: onnx.ModelProto, opset: int, known: Known) -> list[Converter]:
-    """Converts the functions of a model whose graph is converted, in place.
+    """Converts the functions of a model whose graph has been converted, in place.
 
     Args:
-        model: its functions call one another without circles.
-        opset: to convert to.
-        known: what is known of the tensors of the graph.
+        model: a model whose functions are not recursive.
+        opset: the target opset.
+        known: known facts about the tensors of the graph.
 
     Returns:
-        What converted each, with the nodes that it refused.
+        The converter of each function, with the nodes that it refused.
     """
     functions = {_key(function): function for function in model.functions}
     calls: Calls = {key: [] for key in functions}

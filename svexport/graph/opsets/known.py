@@ -23,12 +23,12 @@ __all__ = ["Known", "known_of"]
 
 
 class Known:
-    """Types and constants by name, of a graph and those nested in it. What is asked for is inferred on demand.
+    """Types and constants by name, of a graph and its nested graphs. Missing facts are inferred on demand.
 
     Args:
-        types: what is known from the start.
-        ir_version: of the model.
-        kinds: "sequence", "optional" or "map", of values that are no tensors.
+        types: types known from the start.
+        ir_version: IR version of the model.
+        kinds: "sequence", "optional" or "map", for values that are not tensors.
     """
 
     def __init__(self, types: Mapping[str, Value], ir_version: int, kinds: Mapping[str, str]) -> None:

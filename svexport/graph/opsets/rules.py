@@ -102,11 +102,11 @@ def schema_of(op_type: str, opset: int) -> onnx.defs.OpSchema | None:
 
 @dataclass
 class Node:
-    """A node that a rule takes one step down, with what is known of it.
+    """A node that a rule converts one step down, with the known facts about it.
 
     Attributes:
         proto: the node itself; a rule that returns None may edit it.
-        version: of the op, in whose meaning the node is written.
+        version: the version of the op that defines the node's meaning.
         known: types and values of the tensors around it.
     """
 
