@@ -1,4 +1,4 @@
-"""Reports as HTML: self-contained pages and output of notebooks, readable in light and dark themes."""
+"""Reports as HTML: self-contained pages and notebook output, readable in light and dark themes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ __all__ = [
 _STYLE = Path(__file__).with_name("page.css").read_text("utf-8")
 _SCRIPT = Path(__file__).with_name("page.js").read_text("utf-8")
 
-# A page has the reader's theme.
+# A page follows the reader's theme.
 _PAGE = """
 body.svexport { color-scheme: light dark; --ink: #1b1f24; --soft: #5b6472; --line: #d9dee5; --good: #00694d;
   --bad: #b3381a; --warn: #8a5a00; --info: #0062a3; --wash: #fdeee8; color: var(--ink); background: Canvas;
@@ -83,7 +83,7 @@ body.svexport { color-scheme: light dark; --ink: #1b1f24; --soft: #5b6472; --lin
 }
 """
 
-# A notebook has its own, whatever the reader's: text in its colour, and colours that can be read on black and on white.
+# A notebook has its own theme: text inherits its colour, and other colours are readable on black and on white.
 _NOTEBOOK = """
 .svexport { --soft: #7c8798; --line: #8b95a355; --good: #0d9a73; --bad: #e0552b; --warn: #b07a00; --info: #2f86d6;
   --wash: #e0552b26; color: inherit; font-size: 13.5px; }
@@ -93,7 +93,7 @@ _NOTEBOOK = """
 
 @dataclass(frozen=True)
 class Link:
-    """A value of a table that leads to the element with the id ``to``."""
+    """A table value that links to the element with the id ``to``."""
 
     text: str
     to: str
@@ -105,7 +105,7 @@ class Link:
 def page(title: str, *body: str) -> str:
     """A whole page; ``body`` is HTML, ``title`` plain text.
 
-    It loads nothing from elsewhere, and runs no script but :file:`page.js`, which sorts and searches its tables.
+    It loads no external resources, and runs only :file:`page.js`, which sorts and searches its tables.
     """
     allowed = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{allowed}'"
@@ -120,36 +120,36 @@ def page(title: str, *body: str) -> str:
 
 
 def fragment(*body: str) -> str:
-    """The same for the output cell of a notebook: a ``div`` that styles nothing but itself.
+    """As :func:`page`, for the output cell of a notebook: a ``div`` that styles only itself.
 
-    Viewers of notebooks, git hosts among them, drop styles and SVG: what has to be seen there are tables and
-    :func:`image`.
+    Notebook viewers, including git hosts, drop styles and SVG: anything that must be visible there has to be a table
+    or an :func:`image`.
     """
     return f'<div class="svexport">\n<style>{_STYLE}{_NOTEBOOK}</style>\n' + "\n".join(body) + "\n</div>"
 
 
 def section(title: str, *body: str) -> str:
-    """A heading, escaped, with HTML under it."""
+    """A heading, escaped, followed by HTML."""
     return f"<h2>{escape(title)}</h2>\n" + "\n".join(body)
 
 
 def folded(summary: str, *body: str) -> str:
-    """What a reader unfolds."""
+    """HTML that is hidden until the reader unfolds it."""
     return f"<details><summary>{escape(summary)}</summary>\n" + "\n".join(body) + "\n</details>"
 
 
 def note(text: str) -> str:
-    """A paragraph of class ``note``, its text escaped."""
+    """A paragraph of class ``note`` with escaped text."""
     return f'<p class="note">{_broken(text)}</p>'
 
 
 def verdict(text: str, kind: str) -> str:
-    """A paragraph with the colour and sign of ``"ok"``, ``"fail"`` or ``"warning"``, its text escaped."""
+    """A paragraph with escaped text, in the colour and with the sign of ``"ok"``, ``"fail"`` or ``"warning"``."""
     return f'<p class="{kind}">{_broken(text)}</p>'
 
 
 def _broken(text: str) -> str:
-    """``text`` escaped; long names may break after dots, slashes and underscores, commands between options alone."""
+    """``text`` escaped; long names may break after dots, slashes and underscores, commands only between options."""
     names = re.sub(r"[\w./]{21,}", lambda name: re.sub(r"(?<=[./_])(?=\w)", "<wbr>", name[0]), escape(text))
     if re.search(r" --\w", text) is None:
         return names
@@ -159,13 +159,13 @@ def _broken(text: str) -> str:
 def table(headers: Sequence[str], rows: Sequence[Sequence[Any]], *, marked: Collection[int] = ()) -> str:
     """A table of plain values: columns of numbers and shapes flush right, verdicts and severities with colour and sign.
 
-    Where a page is narrow, every row is a block of its values, each with its heading, the verdict first. Long names may
-    break after dots, slashes and underscores.
+    On a narrow page every row is a block of values, each with its heading, with the verdict first. Long names may break
+    after dots, slashes and underscores.
 
     Args:
         headers: one per column; empty for no head.
-        rows: of values, shown with ``str``; a :class:`Link` leads somewhere on the page.
-        marked: indices of rows to stand out.
+        rows: rows of values, shown with ``str``; a :class:`Link` links to an element of the page.
+        marked: indices of highlighted rows.
     """
     numeric = [all(map(_is_number, column)) for column in zip(*rows, strict=True)]
 
@@ -190,7 +190,7 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[Any]], *, marked: Coll
 
 
 _KINDS = {"ok": "ok", "FAIL": "fail", "error": "error", "warning": "warning", "note": "info"}
-"""Classes of cells that are a verdict or a severity."""
+"""CSS classes of cells that hold a verdict or a severity."""
 
 
 def _is_number(value: Any) -> bool:
@@ -198,7 +198,7 @@ def _is_number(value: Any) -> bool:
 
 
 def check_place(path: str | os.PathLike[str]) -> None:
-    """For before the work that a page is to tell of. Leaves no trace.
+    """Checks, before long work, that a page can be written to ``path``. It creates nothing.
 
     Raises:
         SvexportError: if no page can be written there.
@@ -206,7 +206,7 @@ def check_place(path: str | os.PathLike[str]) -> None:
     path = Path(path)
     if path.is_dir():
         raise SvexportError(f"expected the path of a file, got the folder {path}; add a file name")
-    if path.exists() and not path.is_file():  # a pipe or a device, which a renamed file would replace
+    if path.exists() and not path.is_file():  # a pipe or a device; renaming would replace it
         raise SvexportError(f"expected the path of a file, got {path}, which is no regular file; choose another place")
     folder = next(folder for folder in path.absolute().parents if folder.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK):
@@ -214,7 +214,7 @@ def check_place(path: str | os.PathLike[str]) -> None:
 
 
 def write(path: str | os.PathLike[str], text: str) -> None:
-    """Writes a file beside its place and renames it there: never half of one.
+    """Writes a file under another name and renames it, so that it is never incomplete.
 
     Raises:
         SvexportError: if it cannot be written.
@@ -237,24 +237,24 @@ _INK, _FAINT = "#010203", "#8b95a3"
 _BEFORE, _AFTER, _WARN, _BAD = "#a3aebd", "#3b82f6", "#e5a13a", "#e5484d"
 _DPI = 120
 _WIDE, _NARROW = 9.0, 3.9
-"""Inches that a picture has on a page, and on one of 400 pixels."""
+"""Widths of a picture in inches, on a normal page and on one of 400 pixels."""
 _PAD = 0.12
-"""Inches beside what is drawn: a browser's font may be wider than the one that the place of texts is computed by."""
+"""Margin in inches: a browser's font may be wider than the one that the layout is computed with."""
 _FLOOR = 10.0 ** HISTOGRAM_RANGE[0]
-"""Where zero stands on a logarithmic axis of errors."""
+"""The position of zero on a logarithmic axis of errors."""
 
 
 @contextmanager
 def drawing(salt: str = "", width: float = _WIDE) -> Iterator[None]:
-    """matplotlib's own defaults and our style; figures are made and saved inside. The caller's settings come back.
+    """Sets matplotlib's defaults and our style for making and saving figures; restores the caller's settings.
 
-    ``salt`` tells the ids in one SVG from those in others on the same page; ``width``, in inches, is for
+    ``salt`` makes the ids of one SVG differ from those of others on the same page; ``width``, in inches, is used by
     :func:`blank`.
     """
     import matplotlib
 
     with matplotlib.rc_context(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # glyphs that its fonts lack: the reader's may have them
+        warnings.simplefilter("ignore")  # about missing glyphs: the reader's fonts may have them
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(
             {
@@ -283,13 +283,13 @@ def drawing(salt: str = "", width: float = _WIDE) -> Iterator[None]:
 
 
 def picture(description: str, draw: Callable[..., Figure], *args: Any) -> str:
-    """``draw(*args)`` as SVG inside a page, for wide and for narrow ones; without matplotlib, a line that says so."""
+    """``draw(*args)`` as SVG, one for wide and one for narrow pages; without matplotlib, a line that says so."""
     drawn = [_svg(description, draw, args, *size) for size in (("wide", _WIDE), ("narrow", _NARROW))]
     return _not_drawn(description) if None in drawn else "\n".join(map(str, drawn))
 
 
 def _svg(description: str, draw: Callable[..., Figure], args: Sequence[Any], kind: str, width: float) -> str | None:
-    """Drawn ``width`` inches wide, in a ``div`` of the class ``kind``, one of which a page shows."""
+    """A picture ``width`` inches wide in a ``div`` of class ``kind``; a page shows one of the kinds."""
     options = {"format": "svg", "transparent": True, "metadata": {"Date": None}}
     drawn = _saved(f"{description} {kind}", draw, args, width, **options)
     if drawn is None:
@@ -297,14 +297,14 @@ def _svg(description: str, draw: Callable[..., Figure], args: Sequence[Any], kin
     svg = drawn.decode("utf-8")
     svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
-    svg = re.sub(r' id="[\w.]+_\d+"', "", svg)  # names that would repeat on a page; those referred to are hashes
+    svg = re.sub(r' id="[\w.]+_\d+"', "", svg)  # these would repeat on a page; ids that are referred to are hashes
     svg = svg.replace("<svg", f'<svg role="img" aria-label="{escape(description)}"', 1)
     svg = re.sub(r"\n\s*", "\n", svg).strip()
     return f'<div class="{kind}">{svg}</div>'
 
 
 def image(description: str, draw: Callable[..., Figure], *args: Any) -> str:
-    """``draw(*args)`` as PNG on white, for output of notebooks; without matplotlib, a line that says so."""
+    """``draw(*args)`` as PNG on white, for notebook output; without matplotlib, a line that says so."""
     drawn = _saved(description, draw, args, format="png", dpi=_DPI, facecolor="white")
     if drawn is None:
         return _not_drawn(description)
@@ -335,7 +335,7 @@ def _not_drawn(description: str) -> str:
 
 
 def blank(height: float) -> Figure:
-    """A figure without axes, so many inches high and as wide as :func:`drawing` says."""
+    """A figure without axes, ``height`` inches high and with the width given to :func:`drawing`."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -343,9 +343,9 @@ def blank(height: float) -> Figure:
 
 
 def error_figure(parities: Sequence[Parity], atol: float) -> Figure:
-    """How many elements of each output are how far off: one row per output, its runs added up, the worst eight.
+    """A histogram of absolute errors, one row per output with its runs added up, for the worst eight outputs.
 
-    Bars right of the tolerance line are red where the output failed, amber where ``rtol`` lets them pass.
+    Bars right of the tolerance line are red if the output failed, amber if ``rtol`` lets them pass.
     """
     names = list(dict.fromkeys(p.name for p in parities))
     worst = {name: max(p.max_rel for p in parities if p.name == name) for name in names}
@@ -390,7 +390,7 @@ def error_figure(parities: Sequence[Parity], atol: float) -> Figure:
 def node_figure(
     before: Mapping[str, int], after: Mapping[str, int], labels: tuple[str, str] = ("before", "after")
 ) -> Figure:
-    """Two counts of nodes by type side by side: ours, the most frequent others to make sixteen, the rest added up."""
+    """Two counts of nodes by type side by side: ours, the most frequent others up to sixteen, the sum of the rest."""
     ours = {op.node_type for op in OPS.values()}
     kinds = sorted({*before, *after}, key=lambda k: (k not in ours, -max(before.get(k, 0), after.get(k, 0)), k))
     rest = kinds[16:] if len(kinds) > 17 else []
@@ -414,7 +414,7 @@ def node_figure(
 
 
 def layer_figure(layers: Sequence[Parity], atol: float) -> Figure:
-    """The largest error of each layer in order of execution; red outside the tolerance, the first of those named."""
+    """The largest error of each layer in order of execution; red outside the tolerance, the first of these is named."""
     from matplotlib.ticker import MaxNLocator
 
     figure = blank(2.8)
@@ -443,7 +443,7 @@ def layer_figure(layers: Sequence[Parity], atol: float) -> Figure:
 
 
 def signal_figure(series: Mapping[str, Sequence[float]]) -> Figure:
-    """Decibels of signal over noise of each layer in order of execution, a line for each precision."""
+    """Signal-to-noise ratio of each layer in decibels, in order of execution, one line per precision."""
     from matplotlib.ticker import MaxNLocator
 
     figure = blank(2.8)
@@ -461,7 +461,7 @@ def signal_figure(series: Mapping[str, Sequence[float]]) -> Figure:
 
 
 def ranking_figure(names: Sequence[str], alone: Sequence[float], rest: Sequence[float], whole: float) -> Figure:
-    """What is lost with each layer alone quantized, as bars, and with it and those above it left as they were."""
+    """The loss with only one layer quantized, as bars, and the loss with that layer and all above it unquantized."""
     figure = blank(1.7 + 0.24 * len(names))
     axes: Axes = figure.subplots()
     places = range(len(names))
@@ -476,7 +476,7 @@ def ranking_figure(names: Sequence[str], alone: Sequence[float], rest: Sequence[
 
 
 def where_figure(where: Where) -> Figure:
-    """The largest error at each index of every axis, a strip of colours for each."""
+    """The largest error at each index of every axis, one strip of colours per axis."""
     axes = [axis for axis, size in enumerate(where.shape) if size > 1] or [0]
     errors = [max(error, _FLOOR) for axis in axes for error in where.largest[axis]]
     high = math.log10(min(max(errors), 1e12))

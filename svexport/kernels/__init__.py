@@ -1,1 +1,1 @@
-"""The planners of the CUDA kernels, asked from Python: which tactics there are for a problem and which is chosen."""
+"""Python access to the planners of the CUDA kernels: the tactics for a problem, and the one that is chosen."""

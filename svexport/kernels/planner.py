@@ -1,7 +1,7 @@
-"""The planners of ``csrc/cuda/*/tactics.h``, asked from Python: one library of C++ without CUDA, compiled on first use.
+"""Python access to the planners of ``csrc/cuda/*/tactics.h``: a C++ library without CUDA, compiled on first use.
 
-They are the ones that the torch operators and the plugins run; here they serve the kernels that are compiled ahead of
-time, ``svexport kernels`` and the tests. No GPU is needed: the one that is meant is described.
+The torch operators and the plugins run the same planners; this module serves the kernels that are compiled ahead of
+time, ``svexport kernels`` and the tests. It needs no GPU, only the description of one.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden")
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU as far as choices depend on it.
+    """The properties of a GPU that plans depend on.
 
     Attributes:
-        name: as the device calls itself.
-        capability: 75 of 7.5.
-        multiprocessors: how many.
-        shared_memory: bytes that a block can have.
-        l2_megabytes: of its cache.
-        bandwidth: of its memory, GB/s.
+        name: the name that the device reports.
+        capability: compute capability, 75 for 7.5.
+        multiprocessors: number of multiprocessors.
+        shared_memory: maximum bytes of shared memory per block.
+        l2_megabytes: size of the L2 cache.
+        bandwidth: memory bandwidth, GB/s.
     """
 
     name: str
@@ -61,12 +61,12 @@ GPUS = {
     "b200": Gpu("NVIDIA B200", 100, 148, 227 * 1024, 126, 8000),
     "5090": Gpu("NVIDIA GeForce RTX 5090", 120, 170, 99 * 1024, 96, 1792),
 }
-"""GPUs from their data sheets, by short names."""
+"""GPUs by short names; the numbers are from their data sheets."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """How a kernel is launched: along x ``ceil(work / per_block)`` blocks, at most ``most``."""
+    """A kernel's launch configuration: along x ``ceil(work / per_block)`` blocks, at most ``most``."""
 
     work: int
     per_block: int
@@ -81,10 +81,10 @@ class Tactic:
     """A way to run an op.
 
     Attributes:
-        id: the number that stands for it in plans of TensorRT.
-        microseconds: what the planner believes it takes.
-        constants: of its kernel, by name.
-        launch: of its kernel.
+        id: the number that identifies it in TensorRT plans.
+        microseconds: the planner's estimate of its time.
+        constants: constants of its kernel, by name.
+        launch: launch configuration of its kernel.
     """
 
     id: int
@@ -100,7 +100,7 @@ class Tactic:
 
 @dataclass(frozen=True)
 class Plan:
-    """The tactics for a problem, and which of them runs: the cheapest, or the one that was timed to be the fastest."""
+    """The tactics for a problem, and the chosen one: the cheapest by estimate, or the one measured as fastest."""
 
     chosen: Tactic
     tactics: tuple[Tactic, ...]
@@ -121,7 +121,7 @@ class _Gpu(ctypes.Structure):
 
 
 def _described(gpu: Gpu) -> _Gpu:
-    # A GB/s is 1000 bytes a microsecond.
+    # 1 GB/s is 1000 bytes per microsecond.
     return _Gpu(gpu.capability, gpu.multiprocessors, gpu.shared_memory, gpu.l2_megabytes, 0, gpu.bandwidth * 1e3)
 
 
@@ -142,15 +142,15 @@ def this_gpu(device: int | None = None) -> Gpu | None:
 
 
 def problems() -> dict[str, dict[str, int]]:
-    """By op: what a problem is made of, and the numbers that hold where none are given."""
+    """By op, the names of a problem's numbers and their defaults."""
     return dict(json.loads(_text(_library().svexport_problems)))
 
 
 def plan(op: str, gpu: Gpu, **problem: int) -> Plan:
-    """The tactics of an op for a problem on a GPU; the one that was timed to be the fastest goes before the cheapest.
+    """The tactics of an op for a problem on a GPU; a tactic measured as fastest takes precedence over the cheapest.
 
     Raises:
-        UnsupportedError, PluginBuildError: as :func:`by_cost`.
+        UnsupportedError, PluginBuildError: as for :func:`by_cost`.
     """
     plan = by_cost(op, gpu, **problem)
     winner = _winners.winner(gpu.name, op, {**problems()[op], **problem})
@@ -158,10 +158,10 @@ def plan(op: str, gpu: Gpu, **problem: int) -> Plan:
 
 
 def by_cost(op: str, gpu: Gpu, **problem: int) -> Plan:
-    """The tactics of an op for a problem (:func:`problems` has the names) on a GPU, as the cost function has it.
+    """The tactics of an op for a problem (see :func:`problems` for the names) on a GPU, chosen by the cost function.
 
     Raises:
-        UnsupportedError: if the op has no planner, or a name is not of its problems.
+        UnsupportedError: if the op has no planner, or its problems have no such name.
         PluginBuildError: without a C++ compiler.
     """
     known = problems()
@@ -193,7 +193,7 @@ def _tuple(value: Any) -> Any:
 
 
 def _text(function: Any, *args: Any) -> str:
-    """What a function of planner.cpp writes."""
+    """The text that a function of planner.cpp writes."""
     size = 1 << 14
     while True:
         buffer = ctypes.create_string_buffer(size)
@@ -205,7 +205,7 @@ def _text(function: Any, *args: Any) -> str:
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    """Compiled once and kept."""
+    """The planners' library, compiled once and cached."""
     compiler = next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None)
     if compiler is None:
         raise PluginBuildError(

@@ -1,4 +1,4 @@
-"""The problems of the planners for contiguous tensors of a shape and type, as people name them."""
+"""Converts the shape and type of contiguous tensors, as users give them, to the planners' problems."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ ITEM_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def problem(op: str, shape: Sequence[int], dtype: str, *, backward: bool = False) -> dict[str, int]:
-    """What the planner of an op is asked for tensors of this shape; :data:`SHAPES` says which of them has it.
+    """The planner's problem of an op for a shape; :data:`SHAPES` says which tensor has this shape.
 
     Raises:
-        UnsupportedError: if the op has no planner, or no such tensor.
+        UnsupportedError: if the op has no planner, or the shape does not fit that tensor.
     """
     if op not in SHAPES:
         raise UnsupportedError(f"{op} has no planner; those that have one: {', '.join(sorted(SHAPES))}")
@@ -116,4 +116,4 @@ SHAPES: dict[str, tuple[str, _Function]] = {
     "grid_sample_backward": ("the same, both gradients; give backward", _grid_sample_backward),
     "ms_deform_attn": ("all it does, (images, queries, heads, levels * points, channels of a head)", _ms_deform),
 }
-"""By op: what a shape is of, and the problem of it; None for another number of dimensions."""
+"""By op, the tensor or sizes that a shape describes, and its problem; None for another number of dimensions."""

@@ -1,6 +1,6 @@
-"""Which tactic is the fastest on the GPU at hand: each that is valid is timed, once, and the winner is kept.
+"""Finds the fastest tactic on this machine's GPU: times each valid tactic once, and stores the winner.
 
-``svexport kernels tune`` does it for the shapes that people name; :func:`tune` for any call of one op.
+``svexport kernels tune`` does this for shapes that users name, :func:`tune` for any call of one op.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Call = Callable[[], Any]
 Timer = Callable[[Mapping[str, Call]], Mapping[str, float]]
 
 LEAST = 0.02
-"""Of the time of the planner's choice, what a winner saves; less is what two timings of one kernel differ by."""
+"""The minimum fraction of the planner's choice's time that a winner saves; less is noise between two timings."""
 
 NAMED: dict[str, list[tuple[tuple[int, ...], bool]]] = {
     "add_bias_residual_layer_norm": [((rows, 256), back) for rows in (900, 40_000) for back in (False, True)],
@@ -41,19 +41,19 @@ NAMED: dict[str, list[tuple[tuple[int, ...], bool]]] = {
     "grid_sample_backward": [((6, 256, 116, 200, 900), True), ((6, 256, 36, 92, 512), True)],
     "ms_deform_attn": [((1, queries, 8, 16, 32), back) for queries in (900, 20_000) for back in (False, True)],
 }
-"""By op: shapes as `svexport kernels list` says what they are of, and whether of the gradient."""
+"""By op, shapes in the form that `svexport kernels list` describes, and whether to tune the gradient."""
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """What came of timing the tactics for a problem.
+    """The result of timing the tactics for a problem.
 
     Attributes:
-        op: that of the planner.
-        problem: all its numbers.
-        chosen: the tactic that the planner takes by itself.
-        winner: the fastest; the same where it saves less than :data:`LEAST`.
-        times: by id, microseconds.
+        op: the planner's op.
+        problem: all numbers of the problem.
+        chosen: the tactic that the planner chooses by cost.
+        winner: the fastest tactic, or ``chosen`` if that saves less than :data:`LEAST`.
+        times: microseconds by tactic id.
     """
 
     op: str
@@ -64,10 +64,10 @@ class Tuned:
 
 
 def needed() -> planner.Gpu:
-    """The GPU at hand, with the kernels loaded.
+    """This machine's GPU, after loading the kernels.
 
     Raises:
-        BackendNotAvailableError: without one, or without kernels.
+        BackendNotAvailableError: without a GPU, or without kernels.
     """
     gpu = planner.this_gpu()
     if gpu is None:
@@ -81,11 +81,11 @@ def needed() -> planner.Gpu:
 
 
 def tune(call: Call, timer: Timer | None = None) -> Tuned:
-    """Times every tactic that is valid for what a call chooses one for.
+    """Times every valid tactic for the problem of a call.
 
     Args:
-        call: of one op of ours, once, on CUDA tensors.
-        timer: microseconds of calls by name; default: :func:`medians`.
+        call: calls one svexport op once, on CUDA tensors.
+        timer: returns the microseconds of calls, by name; default: :func:`medians`.
 
     Raises:
         UnsupportedError: if the call chooses no tactic, or several.
@@ -111,12 +111,12 @@ def tune(call: Call, timer: Timer | None = None) -> Tuned:
 
 
 class Tuning(TorchDispatchMode):
-    """``with Tuning(): step()``: every call of our ops is tuned, once for its sizes and types, and the winner kept.
+    """``with Tuning(): step()``: tunes every call of svexport's ops, once per sizes and types, and stores the winners.
 
-    Calls that choose no tactic, or several, run as they are. Nothing within may be captured in a CUDA graph.
+    Calls that choose no tactic, or several, run normally. Calls inside must not be captured in a CUDA graph.
 
     Attributes:
-        tuned: what came of it, in order.
+        tuned: the results, in order.
     """
 
     def __init__(self, timer: Timer | None = None) -> None:
@@ -137,7 +137,7 @@ class Tuning(TorchDispatchMode):
 
 
 def keep(gpu: str, tuned: Sequence[Tuned]) -> Any:
-    """Writes the winners into the cache's table of a device, whose path is returned, and tells the kernels."""
+    """Writes the winners into the cache's table of a device, passes them to the kernels; returns the table's path."""
     table: dict[str, list[dict[str, Any]]] = {}
     for one in tuned:
         table.setdefault(one.op, []).append({"problem": one.problem, "tactic": one.winner.id})
@@ -165,7 +165,7 @@ def problems_of(call: Call) -> list[tuple[str, dict[str, int]]]:
 
 @contextmanager
 def forced(op: str, problem: Mapping[str, int], tactic: int) -> Iterator[None]:
-    """All calls of an op take a tactic."""
+    """Makes all calls of an op use a tactic."""
     gradient = "_backward" if problem.get("backward") and not op.endswith("_backward") else ""
     names = [op + gradient, *([op.replace("grid", "bilinear")] if op.startswith("grid_sample") else [])]
     for name in names:
@@ -178,7 +178,7 @@ def forced(op: str, problem: Mapping[str, int], tactic: int) -> Iterator[None]:
 
 
 def medians(calls: Mapping[str, Call], rounds: int = 20, inner: int = 5) -> dict[str, float]:
-    """Microseconds of a call as a replay of a CUDA graph of several, in turn, so that nothing favours one."""
+    """Median microseconds per call: each runs as a CUDA graph of several, in turn, so that nothing favours one."""
     graphs: dict[str, torch.cuda.CUDAGraph] = {}
     for name, call in calls.items():
         side = torch.cuda.Stream()
@@ -207,12 +207,12 @@ def medians(calls: Mapping[str, Call], rounds: int = 20, inner: int = 5) -> dict
 
 
 def call_of(op: str, shape: Sequence[int], dtype: str, *, backward: bool = False, device: str = "cuda") -> Call:
-    """A call of an op on random contiguous tensors of a shape: what `svexport kernels explain` plans.
+    """A call of an op on random contiguous tensors of a shape, with the problem that `svexport kernels explain` plans.
 
     Raises:
-        UnsupportedError: as :func:`svexport.kernels.shapes.problem`.
+        UnsupportedError: as for :func:`svexport.kernels.shapes.problem`.
     """
-    problem(op, shape, dtype, backward=backward)  # refuses what it cannot be
+    problem(op, shape, dtype, backward=backward)  # raises on an invalid shape
 
     def make(*sizes: int, of: torch.dtype | None = None) -> Tensor:
         return torch.randn(*sizes, device=device).to(of or getattr(torch, dtype))

@@ -1,8 +1,8 @@
-"""The figures of the planners' cost functions, by GPU: ``csrc/cuda/tuning/*.json``, compiled as ``csrc/cuda/tuning.h``.
+"""Constants of the planners' cost functions, by GPU: ``csrc/cuda/tuning/*.json``, compiled as ``csrc/cuda/tuning.h``.
 
 ``python -m svexport.kernels.tuning`` writes the header. A table is
-``{"gpu": name, "figures": {op: {figure: [numbers]}}}``; it holds for every device whose name begins with ``gpu``, and
-``default`` for all others.
+``{"gpu": name, "figures": {op: {figure: [numbers]}}}``. It applies to every device whose name begins with ``gpu``; the
+table ``default`` applies to all others.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ __all__ = ["FOLDER", "HEADER", "header", "tables"]
 
 FOLDER = Path(__file__).parents[1] / "csrc" / "cuda" / "tuning"
 HEADER = FOLDER.parent / "tuning.h"
-_MOST = 8  # numbers of a figure
+_MOST = 8  # maximum numbers per figure
 
 
 def tables() -> list[dict[str, Any]]:
-    """The tables that are compiled in, that of any GPU first."""
+    """The tables that are compiled in, with the default table first."""
     found = [json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))]
     return sorted(found, key=lambda table: (table["gpu"] != "default", table["gpu"]))
 
@@ -28,7 +28,7 @@ def header() -> str:
     """The text of ``tuning.h``.
 
     Raises:
-        ValueError: if a figure is more numbers than a row has.
+        ValueError: if a figure has more numbers than a row holds.
     """
     all_tables = tables()
     rows = []

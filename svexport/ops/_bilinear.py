@@ -1,4 +1,4 @@
-"""Bilinear interpolation along one axis, zero outside: what the references of the gathering ops share."""
+"""Bilinear interpolation along one axis, zero outside; shared by the references of the gathering ops."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def corners(x: Tensor, size: Tensor | int) -> list[tuple[Tensor, Tensor]]:
 
     Args:
         x: pixel coordinates along the axis; 0 is the centre of the first pixel.
-        size: of the axis; a tensor broadcasts against ``x``.
+        size: number of pixels along the axis; a tensor broadcasts against ``x``.
     """
     lower = x.floor()
     fraction = x - lower

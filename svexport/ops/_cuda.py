@@ -1,4 +1,4 @@
-"""The CUDA kernels of the ops: loaded on first use on a CUDA tensor, compiled before that if need be."""
+"""Loads the CUDA kernels of the ops on the first use of a CUDA tensor, and compiles them first if necessary."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ __all__ = [
 
 CSRC = Path(__file__).parents[1] / "csrc"
 FLAGS = {"cxx": ["-O1"], "nvcc": ["-O1", "-lineinfo"]}
-"""For the compilers, whether the extension is built on first use or by setup.py. The level is that of host code, which
-plans and launches; kernels are always compiled at -O3."""
+"""Compiler flags, the same on first use and in setup.py. -O1 applies to host code, which only plans and launches;
+kernels are always compiled at -O3."""
 
 LONGEST = (
     *("einsum_large", "operators", "add_bias_residual_layer_norm", "add_bias_residual_layer_norm_backward", "autograd"),
@@ -48,16 +48,16 @@ LONGEST = (
     *("add_bias_residual_layer_norm_backward_long", "grid_sample_backward_float", "einsum_half", "einsum_bfloat16"),
     *("camera_sample", "grid_sample_planes", "transformer_decoder_fused", "channel_product"),
 )
-"""Sources that take longest to compile, 19 to 9 seconds of a core: compiled first, or all others wait for the last."""
+"""The sources slowest to compile, 19 to 9 seconds of a core. They start first, so that no core waits for them last."""
 
 _lock = threading.Lock()
 _loaded: bool | None = None  # None: not tried yet
 
 
 def load() -> bool:
-    """Whether the kernels are there; the first call loads them, or compiles them into a cache and loads them.
+    """Whether the kernels are available. The first call loads them, and first compiles them into a cache if necessary.
 
-    ``SVEXPORT_KERNELS=0`` in the environment does without. If they cannot be compiled, one warning says why and every
+    ``SVEXPORT_KERNELS=0`` in the environment disables them. If they cannot be compiled, one warning says why and every
     op runs its reference.
     """
     global _loaded
@@ -69,7 +69,7 @@ def load() -> bool:
 
 
 def tried() -> bool:
-    """Whether :func:`load` was called, with whatever outcome."""
+    """Whether :func:`load` has been called, successfully or not."""
     return _loaded is not None
 
 
@@ -80,36 +80,36 @@ def kernels() -> set[str]:
 
 
 def sources() -> list[Path]:
-    """What the extension is compiled from, in this order."""
-    torch = [CSRC / "torch" / "autograd.cpp", CSRC / "torch" / "operators.cpp"]  # which includes the others there
+    """The source files of the extension, in the order in which they are compiled."""
+    torch = [CSRC / "torch" / "autograd.cpp", CSRC / "torch" / "operators.cpp"]  # these include the other files there
     return longest_first([*CSRC.glob("cuda/**/*.cu"), *torch])
 
 
 def longest_first(sources: Iterable[Path]) -> list[Path]:
-    """Sources as they are best compiled side by side."""
+    """Sorts sources so that a parallel build starts the slowest ones first."""
     place = {stem: i for i, stem in enumerate(LONGEST)}
     return sorted(sources, key=lambda path: (place.get(path.stem, len(place)), path))
 
 
 def architectures() -> str:
-    """Everything a distributed build is for, as TORCH_CUDA_ARCH_LIST spells it; compiling on first use takes only what
-    the devices of this machine are."""
+    """All architectures of a distributed build, in the syntax of TORCH_CUDA_ARCH_LIST. A build on first use compiles
+    only for the devices of this machine."""
     return (CSRC / "architectures.txt").read_text().strip()
 
 
 def with_features(architectures: str) -> str:
     """A list of architectures with 9.0a in place of 9.0, from CUDA 12 on.
 
-    Every device of compute capability 9.0 has what the letter adds: wgmma, without which there is no fused decoder.
+    The letter adds wgmma, which every device of compute capability 9.0 has and the fused decoder needs.
     """
-    if torch.version.cuda and int(torch.version.cuda.split(".")[0]) < 12:  # whose compiler does not know it
+    if torch.version.cuda and int(torch.version.cuda.split(".")[0]) < 12:  # its compiler does not know 9.0a
         return architectures
     more = {"9.0": "9.0a", "9.0+PTX": "9.0a 9.0+PTX"}
     return " ".join(more.get(name, name) for name in re.split(r"[\s;]+", architectures.strip()))
 
 
 def _architectures() -> str:
-    """What to compile for on first use: what was asked for, or the devices of this machine."""
+    """The architectures to compile for on first use: those requested, or those of this machine's devices."""
     devices = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
     given = os.environ.get("TORCH_CUDA_ARCH_LIST") or " ".join(f"{a}.{b}" for a, b in sorted(devices))
     return with_features(given)
@@ -134,7 +134,7 @@ def _try_load() -> bool:
 
 
 def _load_from_cache() -> None:
-    """Loads the extension in the cache, compiled now unless a process before did."""
+    """Loads the extension from the cache, and compiles it first unless an earlier process did."""
     name = "svexport_kernels"
     folder = cache_folder() / _build_key()
     library = folder / f"{name}.so"
@@ -155,11 +155,11 @@ def _load_from_cache() -> None:
         _environment("TORCH_CUDA_ARCH_LIST", _architectures()),
         tempfile.TemporaryDirectory(dir=folder) as build,
     ):
-        if library.is_file():  # by the process that was waited for
+        if library.is_file():  # compiled by the process that held the lock
             torch.ops.load_library(str(library))
             return
         try:
-            cpp_extension.load(  # which loads it too
+            cpp_extension.load(  # compiles and loads
                 name,
                 [str(s) for s in sources()],
                 extra_cflags=FLAGS["cxx"],
@@ -179,7 +179,7 @@ def _load_from_cache() -> None:
 
 
 def _build_key() -> str:
-    """Changes with everything that the compiled extension depends on."""
+    """A hash of everything that the compiled extension depends on."""
     digest = hashlib.sha256(repr(FLAGS).encode())
     for path in sorted(p for folder in ("cuda", "torch") for p in (CSRC / folder).rglob("*") if p.is_file()):
         digest.update(path.name.encode() + path.read_bytes())
@@ -189,14 +189,14 @@ def _build_key() -> str:
 
 
 def _first_error(output: str) -> str:
-    """The line of a compiler, or what Python says first where none ran."""
+    """The compiler's error line, or Python's first line if no compiler ran."""
     lines = [line.strip() for line in output.splitlines() if line.strip()] or ["no reason given"]
     return next((line for line in lines if re.search(r"\b(error|fatal)\b *:|\bfatal +:", line)), lines[0])
 
 
 @contextmanager
 def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """Holds a lock of the operating system, which a process that dies leaves free."""
+    """Holds a lock of the operating system, which is released even if the process dies."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / "lock").open("w")
@@ -216,7 +216,7 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _environment(name: str, value: str) -> Iterator[None]:
-    """A variable of the environment, for as long as it lasts."""
+    """Sets an environment variable for the duration of the context."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:

@@ -1,8 +1,8 @@
-"""Multi-scale deformable attention with its projections, where gradients are recorded, as one node of autograd.
+"""Multi-scale deformable attention with its projections as one autograd node, used where gradients are recorded.
 
-Training waits for the CPU: composed, the four linear layers, the softmax and the locations are some fifty calls forward
-and backward, most of them views, each with a node of autograd of its own. Here the activations are kept by hand and the
-backward is written out.
+Training is bound by the CPU: composed from torch ops, the four linear layers, the softmax and the locations are some
+fifty calls forward and backward, most of them views, each with its own autograd node. This module saves the activations
+itself and writes out the backward.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ def projected(
     level_start_index: Tensor,
     weights: Sequence[Tensor],
 ) -> Tensor:
-    """Samples around each query, at places and with weights that follow from it, and mixes them.
+    """Samples around each query, at locations and with weights computed from the query, and mixes the samples.
 
-    ``weights`` are weight and bias of the linear layers of offsets, of attention, of the output and, if there are eight
-    of them, of the value.
+    ``weights`` holds weight and bias of the linear layers for offsets, attention and output and, if there are eight
+    tensors, for the value.
 
     Shape:
         - query: ``(N, Lq, C)``
         - source: ``(N, S, C)``, from which the value is projected; with six weights the value itself, ``(N, S, M, D)``
-        - centre: broadcast to ``(N, Lq, M, L, P, 2)``: where offsets start, 0 to 1 across the image
-        - scale: likewise: what offsets are divided by. It has no gradient.
-        - spatial_shapes, level_start_index: of :func:`svexport.ops.ms_deform_attn`
+        - centre: broadcasts to ``(N, Lq, M, L, P, 2)``; the origin of the offsets, 0 to 1 across the image
+        - scale: broadcasts likewise; the divisor of the offsets. It has no gradient.
+        - spatial_shapes, level_start_index: as in :func:`svexport.ops.ms_deform_attn`
         - output: ``(N, Lq, C)``
     """
     if torch.is_grad_enabled():
@@ -72,7 +72,7 @@ def _forward(
     level_start_index: Tensor,
     weights: Sequence[Tensor],
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The output, and the arguments of the operator and what it returned."""
+    """Returns the output, and as activations the operator's arguments and its result."""
     w_output, b_output = weights[4:6]
     given = centre, scale, spatial_shapes, level_start_index
     args = sampled(shape, query, source, given, [*weights[:4], *weights[6:]])
@@ -88,7 +88,7 @@ def sampled(
 
     Args:
         given: centre, scale, shapes and starts.
-        weights: of offsets, of attention and, where the source is none, of the value.
+        weights: those of offsets, of attention and, unless the source is the value itself, of the value.
     """
     n, queries, channels = query.shape
     centre, scale, spatial_shapes, level_start_index = given
@@ -105,7 +105,7 @@ def sampled(
 
 
 def attend(args: Sequence[Tensor]) -> Tensor:
-    """The operator, as rows ``(N*Lq, M*D)``."""
+    """Calls the operator and returns its output as rows ``(N*Lq, M*D)``."""
     return OP(*args, 1.0).flatten(0, 1)
 
 
@@ -115,9 +115,9 @@ def sampled_backward(
     """Gradients of the value, of locations, of offsets and of scores; all but those of locations as rows.
 
     Args:
-        grad: of what the operator returned, as rows.
-        args: of the operator.
-        into_value: whether the first is asked for.
+        grad: gradient of the operator's output, as rows.
+        args: the operator's arguments.
+        into_value: whether the gradient of the value is needed.
     """
     *_, locations, attention = args
     n, queries, heads, levels, points, _ = locations.shape
@@ -130,7 +130,7 @@ def sampled_backward(
 
 
 def _of_linear(grad: Tensor, x: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
-    """The gradients of weight and bias."""
+    """The gradients of a linear layer's weight and bias; None for those not needed."""
     return [grad.t() @ x if needs[0] else None, grad.sum(0) if needs[1] else None]
 
 
@@ -170,7 +170,7 @@ class _Projected(torch.autograd.Function):
 
 
 def _composed(shape: Shape, tensors: Sequence[Tensor], grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
-    """Gradients that are differentiable again."""
+    """Gradients that can be differentiated again (``create_graph=True``)."""
     seen: list[Any] = aliases(tensors)
     wanted = [t for t, need in zip(seen, needs, strict=True) if need]
 

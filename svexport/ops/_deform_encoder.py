@@ -1,8 +1,8 @@
-"""The encoder of Deformable DETR, layer by layer as its authors have it, as one node of autograd.
+"""The encoder of Deformable DETR, with its authors' layers, as one autograd node.
 
-Training waits for the CPU: composed, a layer is about thirty calls forward and twice as many backward, each with nodes
-of autograd of its own. Here activations are kept by hand, the backward is written out, and gradients of the linear
-layers are multiplied for all layers at once.
+Training is bound by the CPU: composed from torch ops, a layer is about thirty calls forward and twice as many backward,
+each with its own autograd nodes. This module saves the activations itself, writes out the backward, and computes the
+weight gradients of the linear layers for all encoder layers in one product.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from svexport.ops.add_bias_residual_layer_norm import OP as ADD_NORM
 __all__ = ["MODULES", "encoded"]
 
 MODULES = "offsets", "attention", "output", "value", "norm1", "linear1", "linear2", "norm2"
-"""What a layer has weights and biases of, in this order."""
+"""The modules of a layer that have a weight and a bias, in the order of the weights."""
 
 _BEFORE_NORM = "output", "linear2"
-"""Linear layers in front of a norm, whose kernel has the gradient of their bias."""
+"""Linear layers followed by a norm; the norm's backward kernel computes the gradient of their bias."""
 
 _PER_LAYER = 2 * len(MODULES)
 
 
 class Encoder(NamedTuple):
-    """What is constant.
+    """The constants of an encoder.
 
     Attributes:
-        shape: of the attention.
-        eps: of the two norms of each layer.
+        shape: heads, levels and points of the attention.
+        eps: epsilons of the two norms of each layer.
     """
 
     shape: Shape
@@ -43,11 +43,11 @@ class Encoder(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What all layers are given.
+    """The inputs that all layers share.
 
     Attributes:
-        pos: broadcast to ``(N, S, C)``: is added to what asks.
-        centre, scale, shapes, starts: as of :func:`svexport.ops._deform_attn_gradients.projected`.
+        pos: position embedding, broadcasts to ``(N, S, C)``; added to the source to form the queries.
+        centre, scale, shapes, starts: as in :func:`svexport.ops._deform_attn_gradients.projected`.
     """
 
     pos: Tensor
@@ -58,7 +58,7 @@ class Given(NamedTuple):
 
 
 def encoded(encoder: Encoder, source: Tensor, given: Given, weights: Sequence[Tensor]) -> Tensor:
-    """Of each layer deformable attention of pixels among themselves and a feed forward, each with a norm of the sum.
+    """Runs the layers: deformable self attention of the pixels, then a feed forward, each followed by add and norm.
 
     Args:
         source: ``(N, S, C)``.
@@ -82,7 +82,7 @@ def _layers(weights: Sequence[Tensor]) -> list[dict[str, Tensor]]:
 
 
 class _Layer(NamedTuple):
-    """The activations of a layer, all but the sampling's as rows ``(N*S, C)``."""
+    """The activations of a layer, all but ``sampling`` as rows ``(N*S, C)``."""
 
     query: Tensor
     source: Tensor
@@ -117,12 +117,12 @@ def _add_norm(
 
 
 class _Sums:
-    """Gradients that all layers add to.
+    """Gradients that all layers accumulate into.
 
     Attributes:
-        zeros: the gradient of what nobody uses.
-        pos: of positions, whose sum it is; empty where nobody asks.
-        centre: None where nobody asks.
+        zeros: the gradient of an unused output.
+        pos: gradient of the position embedding, summed over the layers; empty if not needed.
+        centre: gradient of the centre; None if not needed.
     """
 
     def __init__(self, like: Tensor, pos: bool, centre: bool) -> None:
@@ -136,7 +136,7 @@ class _Sums:
 def _layer_backward(
     i: int, p: dict[str, Tensor], kept: _Layer, grad: Tensor, sums: _Sums, into: dict[str, Tensor], given: Given
 ) -> Tensor:
-    """The gradient of the source, by that of the output; both as rows."""
+    """The gradient of the source, given that of the output; both as rows."""
     name, linears = f"layers.{i}", sums.linears
     grad = kept.norms[1].backward(grad, sums.zeros, into, f"{name}.linear2", f"{name}.norm2")
     linears.add(f"{name}.linear2", grad, kept.hidden)
@@ -176,7 +176,7 @@ class _Encoded(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        tensors = ctx.saved_tensors  # which notices what was changed in place
+        tensors = ctx.saved_tensors  # raises if a saved tensor was changed in place
         needs = ctx.needs_input_grad[1:]
         if torch.is_grad_enabled():  # create_graph=True
             return None, *_composed(ctx.encoder, tensors, grad, needs)
@@ -186,7 +186,7 @@ class _Encoded(torch.autograd.Function):
         grad = grad.reshape(-1, grad.shape[-1])
         sums = _Sums(grad, needs[1], needs[2])
         layers = _layers(weights)
-        again = keeps_graph()  # somebody may ask for gradients a second time
+        again = keeps_graph()  # this backward may run a second time, so keep the activations
         for i in reversed(range(len(layers))):
             kept = ctx.kept[i] if again else ctx.kept.pop()
             grad = _layer_backward(i, layers[i], kept, grad, sums, into, given)
@@ -198,7 +198,7 @@ class _Encoded(torch.autograd.Function):
 
 
 def _composed(encoder: Encoder, tensors: Sequence[Tensor], grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
-    """Gradients that are differentiable again, by the definition."""
+    """Gradients that can be differentiated again, from the composition of torch ops."""
     seen: list[Any] = aliases(tensors)
     wanted = [t for t, need in zip(seen, needs, strict=True) if need]
 

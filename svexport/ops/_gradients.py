@@ -1,4 +1,4 @@
-"""What backwards that are written out have in common: gradients of linear layers and of norms."""
+"""Gradients of attention, of linear layers and of norms, shared by the backwards that are written out."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __all__ = ["Attended", "Linears", "Norm", "keeps_graph", "relu_backward"]
 relu_backward = torch.ops.aten.threshold_backward.default
 _norm_backward = torch.ops.svexport.add_bias_residual_layer_norm_backward.default
 keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
-"""Whether the backward that runs may run again, retain_graph=True."""
+"""Whether the running backward may run again (``retain_graph=True``)."""
 
 LARGE = 2**22
-"""Inputs of so many elements are not kept for a product of all layers, which takes memory and would save little."""
+"""Inputs with this many elements or more are not kept for one product over all layers: memory is not worth the gain."""
 
 
 class Attended(NamedTuple):
     """softmax(QKᵀ)V, and what its backward needs.
 
-    Where torch takes a kernel whose backward is an operator too, that is called; else autograd has it.
+    If torch chooses a kernel whose backward is an operator too, both are called directly; otherwise autograd runs it.
     """
 
     output: Tensor
@@ -34,7 +34,7 @@ class Attended(NamedTuple):
 
     @classmethod
     def of(cls, q: Tensor, k: Tensor, v: Tensor) -> Attended:
-        """Of queries, keys and values ``(N, H, Q, D)`` without gradients."""
+        """Attends with queries, keys and values ``(N, H, Q, D)`` that record no gradients."""
         choice = torch._fused_sdp_choice(q, k, v)
         if q.is_cpu and choice == SDPBackend.FLASH_ATTENTION.value:
             output, *kept = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v)
@@ -59,7 +59,7 @@ class Attended(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """A norm of ``product + bias + residual (+ extra)``, as its op takes it."""
+    """A norm of ``product + bias + residual (+ extra)``, as the arguments of its op."""
 
     product: Tensor
     bias: Tensor
@@ -70,7 +70,7 @@ class Norm(NamedTuple):
     extra: Tensor | None
 
     def backward(self, grad: Tensor, unused: Tensor, into: dict[str, Tensor], linear: str, norm: str) -> Tensor:
-        """The gradient of the sum; adds those of the bias and of the norm's parameters."""
+        """Returns the gradient of the sum; puts those of the bias and of the norm's parameters into ``into``."""
         needs = [True, True, False, True, True] + ([] if self.extra is None else [False])
         total, *rest = _norm_backward([grad, unused], *self, needs)
         into[f"{linear}.bias"], into[f"{norm}.weight"], into[f"{norm}.bias"] = rest
@@ -78,15 +78,15 @@ class Norm(NamedTuple):
 
 
 class Linears:
-    """Gradients of the parameters of linear layers: of all of one size at once, which is a product and a sum."""
+    """Parameter gradients of linear layers. All layers of one size share one batched product and one sum."""
 
     def __init__(self, before_norm: tuple[str, ...]) -> None:
-        """``before_norm``: names of layers in front of a norm, whose backward has the gradient of their bias."""
+        """``before_norm``: names of layers followed by a norm, whose backward computes the gradient of their bias."""
         self._before_norm = before_norm
         self._kept: dict[tuple[int, int], list[tuple[str, Tensor, Tensor]]] = {}
 
     def add(self, name: str, grad: Tensor, x: Tensor) -> None:
-        """Keeps the gradient of the output of a layer, and the input."""
+        """Keeps the gradient of a layer's output, and its input, until :meth:`put`."""
         self._kept.setdefault((grad.shape[-1], x.shape[-1]), []).append((name, grad, x))
 
     def put(self, into: dict[str, Tensor]) -> None:
@@ -102,7 +102,7 @@ class Linears:
                     into[f"{name}.bias"] = bias
 
     def put_large(self, into: dict[str, Tensor]) -> None:
-        """Those with inputs of :data:`LARGE` and more."""
+        """Puts the gradients of layers whose inputs have :data:`LARGE` elements or more, one layer at a time."""
         for layers in self._kept.values():
             for name, grad, x in [kept for kept in layers if kept[2].numel() >= LARGE]:
                 into[f"{name}.weight"] = grad.t() @ x

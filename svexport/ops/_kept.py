@@ -1,4 +1,4 @@
-"""Small tensors that follow from others, kept from call to call: a launch costs more than they do."""
+"""A cache of small derived tensors: keeping them between calls is cheaper than a launch for each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _zeros: dict[tuple[torch.device, torch.dtype, tuple[int, ...]], Tensor] = {}
 
 
 def _keeps(like: Tensor) -> bool:
-    """Whether what is made now is an ordinary tensor that lasts: graphs and modes have tensors of their own."""
+    """Whether a tensor made now is an ordinary one that can be cached; tracers, modes and CUDA graphs own theirs."""
     if tracing() or type(like) is not Tensor or torch.is_inference_mode_enabled() or like.is_inference():
         return False
     if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
@@ -26,7 +26,7 @@ def _keeps(like: Tensor) -> bool:
 
 
 def kept_of(tensor: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
-    """``make(tensor)``, made again when the tensor has been written to."""
+    """``make(tensor)``, cached until ``tensor`` is written to."""
     if not _keeps(tensor):
         return make(tensor)
     known = _of.get(tensor)
@@ -37,10 +37,10 @@ def kept_of(tensor: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def zeros(like: Tensor, shape: tuple[int, ...], *, traced: bool = True) -> Tensor:
-    """Zeros of a type and device, which nobody writes to.
+    """Zeros with the dtype and device of ``like``; callers must not write to them.
 
     Args:
-        traced: whether a tracer may be under way, which would take kept ones for a constant.
+        traced: whether a tracer may be running, which would record cached zeros as a constant.
     """
     key = like.device, like.dtype, shape
     if not traced and type(like) is Tensor and (known := _zeros.get(key)) is not None:

@@ -16,19 +16,19 @@ T = TypeVar("T", bound="DropIn")
 
 
 class DropIn:
-    """Mixin of the modules that stand in for another class, which is recognized without importing its package."""
+    """Mixin of modules that replace another class. The class is recognized without importing its package."""
 
     replaces: ClassVar[tuple[str, ...]] = ()
-    """Names of the classes it stands in for; after a module, ``"torch.nn.…"``, only the class defined there."""
+    """Names of the classes it replaces; one with a module (``"torch.nn.…"``) matches only the class defined there."""
     requires: ClassVar[tuple[str, ...]] = ()
     """The attributes its forward reads."""
 
     @classmethod
     def from_module(cls: type[T], module: nn.Module) -> T:
-        """A module of this class in the state of another.
+        """Makes a module of this class with the state of ``module``.
 
-        It shares the parameters, buffers, submodules and hooks themselves, so the state_dict is the same by
-        construction. What is added to or taken from the one later does not reach the other.
+        Both share the same parameter, buffer, submodule and hook objects, so the state_dict is the same by
+        construction. Entries added to or removed from one later do not affect the other.
 
         Raises:
             UnsupportedError: if the class name, the attributes or the signature of ``forward`` do not fit.
@@ -42,7 +42,7 @@ class DropIn:
 
     @classmethod
     def misfit(cls, module: nn.Module) -> str:
-        """What keeps ``module`` from being replaced: ``"expects …, got …"``; empty where nothing does."""
+        """Why ``module`` cannot be replaced: ``"expects …, got …"``; empty if it can."""
         kind = type(module)
         qualified = f"{kind.__module__}.{kind.__qualname__}"
         if kind.__name__ not in cls.replaces and qualified not in cls.replaces:

@@ -30,8 +30,8 @@ _library = torch.library.Library(DOMAIN, "FRAGMENT")
 def tracing() -> bool:
     """Whether the caller runs under torch.compile, torch.export or the TorchScript exporter.
 
-    An op whose eager path is a plain torch composition (no dispatcher detour) still has to appear as one operator
-    there.
+    An op whose eager path is a plain torch composition (no dispatcher detour) must still appear as one operator in a
+    trace.
     """
     return torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.onnx.is_in_onnx_export()
 
@@ -45,8 +45,8 @@ class Argument:
         kind: ``"tensor"``, ``"tensors"`` (a list), ``"int"``, ``"float"``, ``"ints"`` or ``"floats"``. A ``bool`` is an
             ``int``: TensorRT plugin fields know no other.
         optional: a ``Tensor?`` that may be absent.
-        symbolic: a ``SymInt`` or ``SymInt[]``, sizes that the model may compute: those travel as inputs of the node,
-            after its tensors, and the body gets them as tensors of shape (1,).
+        symbolic: a ``SymInt`` or ``SymInt[]``: sizes that the model may compute. Computed ones become inputs of the
+            node, after its tensors, and the body gets them as tensors of shape (1,).
     """
 
     name: str
@@ -84,16 +84,16 @@ class Op:
         reference: the pure-torch definition, on any device and in float64 too. Its outputs never alias its inputs.
         samples: called with ``make(*shape) -> Tensor`` (random normal, of the dtype and device under test), yields
             argument tuples for the torch operator: the shapes every shared test runs on.
-        implementation: a faster equal of ``reference`` where torch already has one; used for eager forward and
-            backward.
+        implementation: a faster function with the same result as ``reference``, if torch has one; used for eager
+            forward and backward.
         fake: output metadata; by default the reference itself, run on fake tensors.
-        plugin: whether TensorRT runs the node as a plugin; if not, files carry the body in its place unless the node is
-            asked for (einsum, whose body is native MatMuls). Or a function that is called with the attributes by name,
-            of an op whose plugin does not run every node: every file carries the bodies of the others.
-        inline: whether every file carries the body in place of the node: functions that are no plugin's business,
-            missing from the exporters at old opsets only (unflatten, say).
-        weight_names: called with the attributes by name, names the tensors of the schema's last list, the op's weights,
-            as a state_dict does. They are the node's last inputs or, with the dots made underscores, attributes of it.
+        plugin: whether TensorRT runs the node as a plugin. If False, files carry the body in its place unless the node
+            is requested (einsum, whose body is native MatMuls). A function, called with the attributes by name, says
+            whether the plugin runs that node; every file carries the bodies of the nodes that it does not run.
+        inline: whether every file carries the body in place of the node: for functions that need no plugin and that
+            only the exporters at old opsets lack (unflatten, for example).
+        weight_names: called with the attributes by name, returns state_dict names for the tensors of the schema's last
+            list, the op's weights. They are the node's last inputs, or its attributes, with dots made underscores.
     """
 
     name: str
@@ -111,7 +111,7 @@ class Op:
         object.__setattr__(self, "_parsed", torch._C.parse_schema(f"{DOMAIN}::{self.name}{self.schema}"))
         OPS[self.name] = self
         _register(self)
-        _ = self.torch_op  # cached before torch.compile can be the first to ask, which would break its graph
+        _ = self.torch_op  # cached now: a first access under torch.compile would break its graph
 
     @property
     def node_type(self) -> str:
@@ -129,12 +129,12 @@ class Op:
 
     @property
     def attributes(self) -> tuple[Argument, ...]:
-        """The arguments that travel as node attributes."""
+        """The arguments that become node attributes."""
         return tuple(a for a in self.arguments if not a.is_tensor)
 
     @cached_property
     def tensor_positions(self) -> tuple[tuple[int, bool], ...]:
-        """Which arguments are tensors, and whether each is a list of them."""
+        """The positions of the tensor arguments, and whether each is a list of tensors."""
         return tuple((i, a.kind == "tensors") for i, a in enumerate(self.arguments) if a.is_tensor)
 
     @property
@@ -152,14 +152,14 @@ class Op:
         return getattr(getattr(torch.ops, DOMAIN), self.name).default
 
     def beyond_plugin(self, attributes: Mapping[str, Any]) -> bool:
-        """Whether a node with these attributes is one of those that the op's plugin does not run."""
+        """Whether the op has a plugin that does not run a node with these attributes."""
         return callable(self.plugin) and not self.plugin(attributes)
 
     def bind(self, tensors: Sequence[Any], attributes: Mapping[str, Any]) -> list[Any]:
-        """Tensors one after another as a node has them, and attributes by name, as arguments in schema order.
+        """Turns a node's flat list of tensors and its attributes by name into arguments in schema order.
 
         Raises:
-            ValueError: if there are not as many tensors as the schema asks for.
+            ValueError: if the number of tensors is not that of the schema.
         """
         lists = [a.name for a in self.arguments if a.kind == "tensors"]
         weights = 0 if self.weight_names is None else len(self.weight_names(attributes))
@@ -192,12 +192,12 @@ def check_floating_point(op: str, what: str, tensor: Tensor) -> None:
 
 
 def precise_dtype(tensor: Tensor) -> torch.dtype:
-    """What to compute in: float32 at least, of integers their own dtype."""
+    """The dtype to compute in: at least float32 for floating point, its own dtype for integers."""
     return torch.promote_types(tensor.dtype, torch.float32) if tensor.is_floating_point() else tensor.dtype
 
 
 def autocast(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The tensors as autocast converts the factors of a matrix product, which does not know the ops; or themselves."""
+    """Converts the tensors as autocast does for a matrix product, because autocast does not know our ops."""
     device = tensors[0].device.type
     if device == "meta" or not torch.is_autocast_enabled(device):
         return tensors
@@ -211,14 +211,14 @@ def as_tuple(outputs: Any) -> tuple[Tensor, ...]:
 
 
 def _register(op: Op) -> None:
-    """Registers forward, fake and autograd; the backward is an operator of its own, derived from the reference."""
+    """Registers forward, fake and autograd. The backward is a separate operator, derived from the reference."""
     forward = op.implementation or op.reference
     backward_name = f"{op.name}_backward"
 
     def or_kernel(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """``function``, until it meets a CUDA tensor: then the CUDA kernels are loaded, which take over from it.
+        """Wraps ``function``: its first CUDA tensor loads the CUDA kernels, which then take over the dispatch key.
 
-        They leave to it what they are not made for.
+        The kernels call ``function`` for inputs that they do not support.
         """
 
         def run(*args: Any) -> Any:
@@ -236,7 +236,7 @@ def _register(op: Op) -> None:
 
     def backward_implementation(grads: Sequence[Tensor], *args: Any) -> list[Tensor]:
         args, needs = args[:-1], args[-1]
-        # Under a TorchDispatchMode autograd has had its turn, and would record nothing.
+        # Under a TorchDispatchMode the autograd keys are already excluded, and autograd would record nothing.
         with (
             torch.enable_grad(),
             torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutogradFunctionality, False),
@@ -244,10 +244,10 @@ def _register(op: Op) -> None:
             rest = iter(needs)
             tensors = [t if t is None else t.detach().requires_grad_(next(rest)) for t in _tensors(op, args)]
             wanted = [t for t in tensors if t is not None and t.requires_grad]
-            # What torch has faster may refuse to be deterministic on CUDA.
+            # torch's faster implementations may have no deterministic backward on CUDA.
             function = op.reference if torch.are_deterministic_algorithms_enabled() else forward
             gradients = _vjp(function, _with_tensors(op, args, tensors), grads, wanted)
-        # A fresh contiguous tensor each: outputs of an operator may alias neither its inputs nor one another.
+        # Clone each: the outputs of an operator must alias neither its inputs nor one another.
         return [g.clone(memory_format=torch.contiguous_format) for g in gradients]
 
     def backward_fake(grads: Sequence[Tensor], *args: Any) -> list[Tensor]:
@@ -261,15 +261,15 @@ def _register(op: Op) -> None:
     torch.library.register_fake(f"{DOMAIN}::{backward_name}", backward_fake, lib=_library)
 
     _library.impl(op.name, _autograd(op), "Autograd")
-    # vmap alone does not come by autograd, and its own fallback refuses lists of tensors.
+    # vmap alone bypasses the autograd key, and its own fallback refuses lists of tensors.
     _library.impl(op.name, op.reference, "FuncTorchBatched")
 
 
 def _autograd(op: Op) -> Callable[..., Any]:
-    """The kernel of an op for autograd, which calls the op again below autograd.
+    """The op's kernel for the Autograd key, which redispatches to the op below autograd.
 
-    ``torch.library.register_autograd`` does the same for any operator: recording a call takes the CPU 1.4 to 4 times as
-    long. On CUDA the extension takes over (``csrc/torch/autograd.cpp``), and leaves the unusual to this.
+    ``torch.library.register_autograd`` does the same, but takes the CPU 1.4 to 4 times as long to record a call. On
+    CUDA the extension takes over (``csrc/torch/autograd.cpp``) and calls this kernel for unusual inputs.
     """
     torch_op, torch_backward = op.torch_op, getattr(getattr(torch.ops, DOMAIN), f"{op.name}_backward").default
 
@@ -303,7 +303,7 @@ def _autograd(op: Op) -> Callable[..., Any]:
 
     def kernel(*args: Any) -> Any:
         if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
-            return op.reference(*args)  # which these differentiate in their own way
+            return op.reference(*args)  # functorch and forward mode differentiate its torch ops themselves
         if torch.is_grad_enabled():
             tensors = _tensors(op, args)
             if any(t is not None and t.requires_grad for t in tensors):
@@ -315,12 +315,12 @@ def _autograd(op: Op) -> Callable[..., Any]:
 
 
 def _flat(args: Sequence[Any]) -> list[Tensor]:
-    """The tensors among arguments of any operator, lists flattened."""
+    """All tensors among an operator's arguments, with lists flattened."""
     return [t for a in args for t in (a if isinstance(a, (list, tuple)) else (a,)) if isinstance(t, Tensor)]
 
 
 def _tensors(op: Op, args: Sequence[Any]) -> list[Tensor | None]:
-    """The tensors among an op's arguments one after another, None for those that are absent."""
+    """The tensors among an op's arguments in schema order, with lists flattened; None for absent ones."""
     tensors: list[Tensor | None] = []
     for i, is_list in op.tensor_positions:
         if is_list:
@@ -339,7 +339,7 @@ def _with_tensors(op: Op, args: Sequence[Any], tensors: Iterable[Tensor | None])
 
 
 def aliases(tensors: Iterable[Tensor | None]) -> list[Tensor | None]:
-    """Views of what requires gradients: of a tensor that another one is computed from, that way is no part of these."""
+    """Views of the tensors that require gradients, so that a gradient ends here: one may be computed from another."""
     return [t.view_as(t) if t is not None and t.requires_grad else t for t in tensors]
 
 
@@ -350,7 +350,7 @@ def _vjp(
     wanted: Sequence[Tensor],
     create_graph: bool = False,
 ) -> list[Tensor]:
-    """Gradients of ``function(*args)`` for the tensors that are ``wanted``, zeros where it does not depend on them."""
+    """Gradients of ``function(*args)`` for the ``wanted`` tensors; zeros where the result does not depend on them."""
     pairs = [(o, g) for o, g in zip(as_tuple(function(*args)), grads, strict=True) if o.requires_grad]
     if not pairs:
         return [torch.zeros_like(t) for t in wanted]

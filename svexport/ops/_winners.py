@@ -1,7 +1,7 @@
-"""The tactics that were timed to be the fastest on a GPU, which ``svexport kernels tune`` keeps in the cache.
+"""The tactics measured as fastest on a GPU, which ``svexport kernels tune`` stores in the cache.
 
-A table is as those of ``csrc/cuda/tuning``, with ``"winners": {op: [{"problem": {name: number}, "tactic": id}]}``: all
-numbers of a problem, in the order of the planner's. Files there may have winners too; those of the cache go before.
+A table has the format of those in ``csrc/cuda/tuning``, with ``"winners": {op: [{"problem": {name: number}, "tactic":
+id}]}``: all numbers of a problem, in the planner's order. The cache takes precedence over winners in ``csrc``.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ Table = dict[str, list[dict[str, Any]]]
 
 
 def cache_folder() -> Path:
-    """Where what was compiled or timed is kept: ``SVEXPORT_CACHE``, or the user's cache."""
+    """The folder for compiled kernels and timings: ``SVEXPORT_CACHE``, or the user's cache."""
     given = os.environ.get("SVEXPORT_CACHE")
     return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "svexport"
 
 
 def path(gpu: str) -> Path:
-    """Of the table in the cache: by device, and by version, for ids of tactics may change."""
+    """The path of the table in the cache. It depends on the device and on the version, as tactic ids may change."""
     return cache_folder() / "tuning" / f"{re.sub(r'[^a-z0-9]+', '-', gpu.lower())}-{__version__}.json"
 
 
 def read(gpu: str) -> Table:
-    """By op, all that is known for a device of this name."""
+    """All known winners for a device of this name, by op."""
     found: Table = {}
     for file in (*sorted(TABLES.glob("*.json")), path(gpu)):
         found = _merged(found, _winners_in(file, gpu))
@@ -45,12 +45,12 @@ def read(gpu: str) -> Table:
 
 
 def winner(gpu: str, op: str, problem: Mapping[str, int]) -> int:
-    """The id of the tactic for a problem, all its numbers; 0 where none is known."""
+    """The id of the fastest tactic for a problem, given with all its numbers; 0 if none is known."""
     return next((int(row["tactic"]) for row in read(gpu).get(op, ()) if row["problem"] == problem), 0)
 
 
 def write(gpu: str, winners: Table) -> Path:
-    """Keeps winners beside those that the cache has already."""
+    """Adds winners to those that the cache already has."""
     file = path(gpu)
     file.parent.mkdir(parents=True, exist_ok=True)
     kept = _merged(_winners_in(file, gpu), winners)
@@ -61,7 +61,7 @@ def write(gpu: str, winners: Table) -> Path:
 
 
 def _winners_in(file: Path, gpu: str) -> Table:
-    """Of a table; none where it is another device's, or no table."""
+    """The winners of a table; empty if the file is for another device or is not a table."""
     try:
         table = json.loads(file.read_text())
         winners = table.get("winners", {}) if gpu.startswith(table["gpu"]) else {}
@@ -77,7 +77,7 @@ def _winners_in(file: Path, gpu: str) -> Table:
 
 
 def _merged(before: Table, after: Table) -> Table:
-    """Both, those after in place of those before for the same problem."""
+    """Merges two tables; for the same problem, ``after`` replaces ``before``."""
     merged = dict(before)
     for op, rows in after.items():
         again = [row["problem"] for row in rows]
@@ -86,7 +86,7 @@ def _merged(before: Table, after: Table) -> Table:
 
 
 def tell() -> None:
-    """Tells the kernels, which are loaded, what is known for each device of this machine."""
+    """Passes the known winners for each device of this machine to the loaded kernels."""
     for device in range(torch.cuda.device_count()):
         lines = [
             " ".join(map(str, (op, *row["problem"].values(), row["tactic"])))

@@ -1,4 +1,4 @@
-"""Bias, residual and layer norm in one: what stands between the matrix products of a transformer."""
+"""Bias, residual and layer norm fused into one op: the work between the matrix products of a transformer."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class AddBiasResidualLayerNorm(nn.LayerNorm):
     """Module form of :func:`add_bias_residual_layer_norm`, with the parameters of the ``nn.LayerNorm`` it replaces.
 
     Args:
-        normalized_shape: ``D``, or a sequence of it alone.
+        normalized_shape: ``D``, or a sequence that holds only ``D``.
         eps: added to the variance.
     """
 

@@ -48,7 +48,7 @@ def affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None =
 
     Shape:
         - theta: ``(N, 2, 3)`` or ``(N, 3, 4)``, floating point
-        - size: of the image to make, ``(N, C, H, W)`` or ``(N, C, D, H, W)``; any of them may be dynamic
+        - size: shape of the output image, ``(N, C, H, W)`` or ``(N, C, D, H, W)``; any size may be dynamic
         - output: ``(N, H, W, 2)`` or ``(N, D, H, W, 3)``, the dtype of theta
 
     Raises:

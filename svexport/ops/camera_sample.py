@@ -19,7 +19,7 @@ from svexport.ops.dequantize import dequantize
 __all__ = ["ACTIVATIONS", "OUTSIDE", "CameraSample", "Detr3DCrossAtten", "camera_sample"]
 
 ACTIVATIONS = ("sigmoid", "softmax")
-"""Of the weights; on the node the index of one."""
+"""Activations of the weights; the node holds an index into this tuple."""
 
 OUTSIDE = -1.0  # where unseen points are put, in image widths: no pixel of any level is near
 
@@ -52,7 +52,7 @@ def _project(
     depth = depth.clamp(min=depth_eps)
     u, v = x / depth / image_size[1], y / depth / image_size[0]
     for t in (u, v):
-        centred = 2 * t - 1  # tested as decoders do, which is not quite 0 < t < 1 in floating point; false for NaN
+        centred = 2 * t - 1  # the decoders' test, which rounds differently from 0 < t < 1; false for NaN
         seen = seen & ((centred > -1) & (centred < 1) if in_image else ~t.isnan())
     if not in_image:
         u, v = u.clamp(*uv_clamp), v.clamp(*uv_clamp)
@@ -60,7 +60,7 @@ def _project(
 
 
 def _result(features: Sequence[Tensor], weights: Tensor) -> torch.dtype:
-    """What is sampled has the dtype of the features; that of the weights where those are int8."""
+    """The dtype of the output: that of the features, or that of the weights if the features are int8."""
     return features[0].dtype if features[0].is_floating_point() else weights.dtype
 
 
@@ -155,7 +155,7 @@ def fake(
 
 
 def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:
-    """Cameras at the origin, spread around the vertical axis, x right, y down, z ahead."""
+    """Cameras at the origin, spread around the vertical axis; x points right, y down, z ahead."""
     pc_range = (-8.0, -8.0, -2.0, 8.0, 8.0, 2.0)
     for batch, queries, cams, points, groups, channels, levels, clamp, activation, int8 in [
         (2, 7, 4, 1, 1, 3, [(5, 7), (3, 2)], None, 0, False),
@@ -218,22 +218,22 @@ def camera_sample(
 ) -> Tensor:
     """Samples the feature maps of several cameras where points in space appear in them, and sums with learned weights.
 
-    The feature sampling of DETR3D (Y. Wang et al., CoRL 2021, https://arxiv.org/abs/2110.06922, section 3.2), and with
-    offsets, several points, softmax and groups that of Sparse4D and its successors
+    This is the feature sampling of DETR3D (Y. Wang et al., CoRL 2021, https://arxiv.org/abs/2110.06922, section 3.2);
+    with offsets, several points, softmax and groups it is that of Sparse4D and its successors
     (X. Lin et al., https://arxiv.org/abs/2211.10581):
 
     1. ``p = reference_points * (max - min) + min + offsets`` in metres; ``c = lidar2img @ (p, 1)`` for every camera;
     2. ``u = c.x / max(c.z, depth_eps) / width`` and ``v`` likewise with the height; a point counts where
        ``c.z > depth_eps`` and ``-1 < 2u-1 < 1`` and ``-1 < 2v-1 < 1``. With ``uv_clamp`` u and v are clamped instead,
-       and only the depth decides;
-    3. every level is read there as by ``torch.nn.functional.grid_sample(padding_mode="zeros", align_corners=False)``:
-       zeros beyond the border, so that values fade there;
-    4. samples that do not count or are NaN (of a camera that is dead or has no calibration) become 0, are multiplied by
-       the activated weights and summed over cameras, points and levels.
+       and only the depth is tested;
+    3. every level is sampled there as by ``torch.nn.functional.grid_sample(padding_mode="zeros",
+       align_corners=False)``, so that values fade to zero at the border;
+    4. samples that do not count, and NaN samples (from a dead or uncalibrated camera), become 0. The samples are
+       multiplied by the activated weights and summed over cameras, points and levels.
 
     Shape:
-        - features: L of ``(B, cams, C, H_l, W_l)``; those in int8 are worth ``scales[level]`` a step, and for TensorRT
-          in any of its int8 formats
+        - features: L of ``(B, cams, C, H_l, W_l)``; a step of an int8 level is worth ``scales[level]``. TensorRT may
+          hold int8 levels in any of its formats
         - reference_points: ``(B, Q, 3)``, in [0, 1] of the range
         - lidar2img: ``(B, cams, 4, 4)``: LiDAR metres to ``(u * depth, v * depth, depth, 1)``, u and v in pixels
         - weights: ``(B, Q, cams, points, L)``, or ``(B, Q, cams, points, L, G)`` for G groups of C/G channels each;
@@ -243,7 +243,7 @@ def camera_sample(
 
     Projection and coordinates are computed in float32 at least, also for half inputs.
 
-    On CUDA a sample that is NaN has no gradient; on the CPU that of its place is NaN, being 0 times NaN.
+    On CUDA a NaN sample has no gradient; on the CPU the gradient of its coordinates is 0 times NaN, which is NaN.
 
     Args:
         image_size: (height, width) of the images, in the pixels of ``lidar2img``.
@@ -251,7 +251,7 @@ def camera_sample(
         depth_eps: the least depth that counts, in metres.
         uv_clamp: bounds of u and v, in image sizes: ``(-1, 2)``. Default: the test of step 2.
         activation: ``"sigmoid"``, or ``"softmax"``: over cameras, points and levels jointly, in each group.
-        scales: of int8 levels, one per level, any number for those that are not; default: 1.
+        scales: one per level; used for int8 levels, ignored for others; default: 1.
 
     Raises:
         ValueError: on shapes other than these, an image without a pixel or an unknown activation.
@@ -295,7 +295,7 @@ def camera_sample(
         reference_points,
         lidar2img,
         weights if weights.dim() == 6 else weights[..., None],
-        # zeros rather than an absent input, which TensorRT's parser does not know before one that is there
+        # zeros, not an absent input: TensorRT's parser does not support an absent input before a present one
         zeros(reference_points, (1, 1, 1, 3)) if offsets is None else offsets,
         list(image_size),
         list(pc_range),
@@ -335,7 +335,7 @@ class CameraSample(nn.Module):
         weights: Tensor,
         offsets: Tensor | None = None,
     ) -> Tensor:
-        """As :func:`camera_sample`, with the options that the module was made with."""
+        """Calls :func:`camera_sample` with the options given to the constructor."""
         return self.sample(features, reference_points, lidar2img, weights, offsets, self.scales)
 
     def sample(
@@ -347,7 +347,7 @@ class CameraSample(nn.Module):
         offsets: Tensor | None,
         scales: Sequence[float] | None,
     ) -> Tensor:
-        """:meth:`forward` with scales of its own."""
+        """As :meth:`forward`, but with the given scales instead of the module's."""
         return camera_sample(
             features,
             reference_points,
@@ -371,18 +371,18 @@ class CameraSample(nn.Module):
 
 
 class Detr3DCrossAtten(DropIn, nn.Module):
-    """DETR3D's cross attention by :func:`camera_sample`: the same constructor, parameters and initialization.
+    """DETR3D's cross attention, computed by :func:`camera_sample`; same constructor, parameters and initialization.
 
     Source: https://github.com/WangYueFt/detr3d, ``projects/mmdet3d_plugin/models/utils/detr3d_transformer.py``
 
     Args:
         embed_dims: channels C of the queries.
-        num_heads: no effect, nor have ``im2col_step``, ``norm_cfg``, ``init_cfg`` and ``batch_first``.
-        num_levels: of the feature pyramid.
+        num_heads: no effect; neither do ``im2col_step``, ``norm_cfg``, ``init_cfg`` and ``batch_first``.
+        num_levels: number of levels of the feature pyramid.
         num_points: weights per camera and level; all of them are of the reference point.
-        num_cams: of the rig.
+        num_cams: number of cameras of the rig.
         pc_range: ``(x, y, z)`` minimum, then maximum, in metres.
-        dropout: of the output, before the residual is added.
+        dropout: probability for the output, applied before the residual is added.
     """
 
     replaces = ("Detr3DCrossAtten",)
@@ -435,14 +435,14 @@ class Detr3DCrossAtten(DropIn, nn.Module):
         level_start_index: Tensor | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """Reads the feature maps ``value`` at the reference points and adds the residual.
+        """Samples the feature maps ``value`` at the reference points and adds the residual.
 
         Shape:
-            - query, query_pos, residual: ``(Q, B, C)``; the residual is query where it is not given
-            - value: L of ``(B, cams, C, H_l, W_l)``; key where it is None
+            - query, query_pos, residual: ``(Q, B, C)``; residual defaults to query
+            - value: L of ``(B, cams, C, H_l, W_l)``; defaults to key
             - reference_points: ``(B, Q, 3)``, in [0, 1] of the range
-            - kwargs: ``img_metas``, for each of the batch a dict of ``lidar2img``, cams of (4, 4), and ``img_shape``,
-              whose first entry is (height, width, ...); what else there is is not used, as in DETR3D
+            - kwargs: ``img_metas``, one dict per batch element with ``lidar2img``, cams of (4, 4), and ``img_shape``,
+              whose first entry is (height, width, ...); other keywords are ignored, as in DETR3D
             - output: ``(Q, B, C)``
 
         Raises:
@@ -476,5 +476,5 @@ class Detr3DCrossAtten(DropIn, nn.Module):
         return self.dropout(output) + residual + position.transpose(0, 1)
 
     def sample(self, features: Sequence[Tensor], *inputs: Tensor, **options: Any) -> Tensor:
-        """:func:`camera_sample`."""
+        """Calls :func:`camera_sample`."""
         return camera_sample(features, *inputs, **options)

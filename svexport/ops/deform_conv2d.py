@@ -1,4 +1,4 @@
-"""Deformable convolution: every tap of the kernel reads where a learned offset moves it."""
+"""Deformable convolution: a learned offset moves the position that each kernel tap reads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _taps(
     dilation: Sequence[int],
     offset_groups: int,
 ) -> tuple[Tensor, Tensor]:
-    """Where the taps read, in pixels: y and x, ``(N, offset_groups, kH*kW, oH, oW)`` each, in float32 at least."""
+    """Pixel coordinates y and x of the taps, ``(N, offset_groups, kH*kW, oH, oW)`` each, in float32 at least."""
     moves = offset.to(torch.promote_types(offset.dtype, torch.float32))
     moves = moves.reshape(offset.shape[0], offset_groups, kernel[0] * kernel[1], 2, *offset.shape[2:])
     tap = torch.arange(moves.shape[2], device=offset.device)[:, None, None]
@@ -39,18 +39,18 @@ def _taps(
 
 
 def _result(input: Tensor, weight: Tensor) -> torch.dtype:
-    """The output has the dtype of the input; that of the weight where the input is int8."""
+    """The dtype of the output: that of the input, or that of the weight if the input is int8."""
     return input.dtype if input.is_floating_point() else weight.dtype
 
 
 def _values(input: Tensor, scale: float, weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """What is sampled, in ``dtype`` at least."""
+    """The input, dequantized if it is int8, in ``dtype`` at least."""
     precise = torch.promote_types(_result(input, weight), dtype)
     return input.to(precise) if input.is_floating_point() else dequantize(input, scale, precise)
 
 
 def _convolve(columns: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, groups: int) -> Tensor:
-    """The kernel on what its taps read, ``(N, offset_groups, C/offset_groups, kH*kW, oH, oW)``: ``(N, O, oH, oW)``."""
+    """Applies the weight to columns ``(N, offset_groups, C/offset_groups, kH*kW, oH, oW)``: ``(N, O, oH, oW)``."""
     n, offset_groups, _, taps, height, width = columns.shape
     if mask is not None:
         columns = columns * mask.to(columns.dtype).view(n, offset_groups, 1, taps, height, width)
@@ -103,7 +103,7 @@ def implementation(
 ) -> Tensor:
     n, channels, height, width = input.shape
     y, x = _taps(offset, weight.shape[2:], stride, padding, dilation, offset_groups)
-    # In images of a power of two grid_sample's normalized coordinates are exact for whole pixels, so that offsets of 0,
+    # Pad to a power of two: grid_sample's normalized coordinates of whole pixels are exact then, so that offsets of 0,
     # with which training begins, have the gradient of the upper neighbour here too.
     wide, high = (1 << (size - 1).bit_length() for size in (width, height))
     pixels = F.pad(_values(input, scale, weight, y.dtype), (0, wide - width, 0, high - height))
@@ -182,29 +182,29 @@ def deform_conv2d(
     *,
     scale: float = 1.0,
 ) -> Tensor:
-    """``torchvision.ops.deform_conv2d``: deformable convolution, with ``mask`` version 2.
+    """``torchvision.ops.deform_conv2d``: deformable convolution; version 2 if ``mask`` is given.
 
-    It also reads inputs in int8, of which nothing dequantizes a copy before; products and sums stay in floating point.
+    It also reads int8 inputs directly, without a dequantized copy; products and sums stay in floating point.
 
     J. Dai et al., *Deformable Convolutional Networks*, ICCV 2017, https://arxiv.org/abs/1703.06211; X. Zhu et al.,
     *Deformable ConvNets v2*, CVPR 2019, https://arxiv.org/abs/1811.11168.
 
     Shape:
-        - input: ``(N, C, H, W)``, floating point; or int8, worth ``scale`` a step, for TensorRT in any of its int8
-          formats
+        - input: ``(N, C, H, W)``, floating point, or int8 with a step worth ``scale``; TensorRT may hold it in any of
+          its int8 formats
         - offset: ``(N, 2*offset_groups*kH*kW, oH, oW)``, pixels: (y, x) of every tap. Kept in float32 at least, also
           for half inputs.
         - weight: ``(O, C/groups, kH, kW)``
         - bias: ``(O,)``
-        - mask: ``(N, offset_groups*kH*kW, oH, oW)``, factors of what the taps read
-        - output: ``(N, O, oH, oW)``, the dtype of ``input``, that of ``weight`` if it is int8; oH and oW as for
+        - mask: ``(N, offset_groups*kH*kW, oH, oW)``, factors of the tap samples
+        - output: ``(N, O, oH, oW)``, the dtype of ``input``, or of ``weight`` if ``input`` is int8; oH and oW as for
           ``torch.nn.functional.conv2d``
 
-    The numbers of groups and of offset groups follow from the shapes. Taps read bilinearly, zero outside the image, and
-    zero where an offset is NaN.
+    The numbers of groups and of offset groups follow from the shapes. Taps sample bilinearly; they read zero outside
+    the image and where an offset is NaN.
 
     Args:
-        scale: of an int8 input; of any other it is not used.
+        scale: value of one step of an int8 input; ignored for any other input.
 
     Raises:
         ValueError: on shapes other than these, or a stride or dilation below 1.
@@ -245,7 +245,7 @@ def deform_conv2d(
         raise unexpected(f"mask ({n}, {offset_groups * taps}, {size[0]}, {size[1]})")
     if bias is not None and bias.shape != weight.shape[:1]:
         raise unexpected(f"bias ({weight.shape[0]},)")
-    if mask is not None and bias is None:  # TensorRT's parser knows no absent input before one that is there
+    if mask is not None and bias is None:  # TensorRT's parser supports no absent input before a present one
         bias = weight.new_zeros(weight.shape[0])
     numbers = strides, paddings, dilations, groups, offset_groups, float(scale) if int8 else 1.0
     return OP(input, offset, weight, bias, mask, *numbers)
@@ -308,7 +308,7 @@ class DeformConv2d(DropIn, nn.Module):
         return self.convolve(input, offset, mask)
 
     def convolve(self, input: Tensor, offset: Tensor, mask: Tensor | None) -> Tensor:
-        """:func:`deform_conv2d` by the module's weight and numbers."""
+        """Calls :func:`deform_conv2d` with the module's weight, bias and options."""
         return deform_conv2d(input, offset, self.weight, self.bias, self.stride, self.padding, self.dilation, mask)
 
     def extra_repr(self) -> str:
@@ -320,7 +320,7 @@ class DeformConv2d(DropIn, nn.Module):
 
 
 class ModulatedDeformConv2dPack(DeformConv2d):
-    """``mmcv.ops.ModulatedDeformConv2dPack``: version 2, with the convolution that makes offsets and mask.
+    """``mmcv.ops.ModulatedDeformConv2dPack``: version 2, with the convolution that predicts offsets and mask.
 
     Constructor, parameters and initialization are mmcv's: offsets start at 0 and the mask at 1/2.
     Source: https://mmcv.readthedocs.io/en/latest/api.html#mmcv.ops.ModulatedDeformConv2dPack
@@ -368,7 +368,7 @@ class ModulatedDeformConv2dPack(DeformConv2d):
         nn.init.zeros_(self.conv_offset.bias)  # type: ignore[arg-type]
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        """``(N, C, H, W)`` to ``(N, out, H', W')``, at offsets that its own convolution makes of ``x``."""
+        """``(N, C, H, W)`` to ``(N, out, H', W')``, at offsets that the module's convolution predicts from ``x``."""
         moves = self.conv_offset(x)
         taps = moves.shape[1] // 3
         offset, mask = moves.split((2 * taps, taps), dim=1)

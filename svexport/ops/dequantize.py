@@ -14,7 +14,7 @@ from svexport.ops.quantize import bind_scale, step_like
 __all__ = ["dequantize"]
 
 DTYPES = {1: torch.float32, 10: torch.float16, 11: torch.float64, 16: torch.bfloat16}
-"""By their ONNX numbers (``TensorProto.DataType``), which the node carries."""
+"""Output dtypes by ONNX number (``TensorProto.DataType``), the attribute of the node."""
 
 
 def reference(q: Tensor, scale: float, scales: Tensor | None, axis: int, dtype: int) -> Tensor:
@@ -51,16 +51,16 @@ OP = Op(
 
 
 def dequantize(q: Tensor, scale: float | Tensor, dtype: torch.dtype = torch.float32, axis: int = 1) -> Tensor:
-    """``q * scale``: what :func:`svexport.ops.quantize` stored, to within half a step.
+    """``q * scale``: the value that :func:`svexport.ops.quantize` stored, to within half a step.
 
-    That is ONNX DequantizeLinear with zero point 0
+    It is ONNX DequantizeLinear with zero point 0
     (https://onnx.ai/onnx/operators/onnx__DequantizeLinear.html). A tensor ``scale`` has a gradient.
 
     Args:
         q: ``(*)``, int8.
-        scale: a positive number, an attribute of the node; or a tensor: of one element, or ``(q.shape[axis],)``.
-        dtype: of the result; half is multiplied in float32.
-        axis: of ``q``, for a scale of several elements.
+        scale: a positive number, which is an attribute of the node; or a tensor: one element, or ``(q.shape[axis],)``.
+        dtype: the result's; half is multiplied in float32.
+        axis: axis of ``q`` that a scale with several elements runs along.
 
     Returns:
         ``dtype``, the shape of ``q``.

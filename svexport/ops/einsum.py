@@ -1,4 +1,4 @@
-"""Einsum as matrix products, never with more in memory than operands and output."""
+"""Einsum as matrix products, with no intermediate tensor larger than the operands and the output."""
 
 from __future__ import annotations
 
@@ -59,28 +59,28 @@ OP = Op(
 
 
 def einsum(equation: str | Tensor, *operands: Any) -> Tensor:
-    """``torch.einsum`` by matrix products: nothing larger than the operands and the output is ever made.
+    """``torch.einsum`` by matrix products, with no intermediate tensor larger than the operands and the output.
 
-    Everything ``torch.einsum`` accepts: ``einsum("bij,bjk->bik", x, y)`` with ellipsis, repeated subscripts
+    It accepts all that ``torch.einsum`` accepts: ``einsum("bij,bjk->bik", x, y)`` with ellipsis, repeated subscripts
     (diagonals), implicit output, any number of operands (also as one list) and broadcasting of dimensions of size 1;
     and the sublist form ``einsum(x, [0, 1], y, [1, 2], [0, 2])``.
     Source: https://docs.pytorch.org/docs/stable/generated/torch.einsum.html
 
     Shape:
         - operands: as the equation says, one dimension for each subscript
-        - output: one dimension for each output subscript; like that of ``torch.einsum`` it may be a view of a single
-          operand, or not contiguous
+        - output: one dimension for each output subscript; as in ``torch.einsum``, it may be a view of a single operand,
+          or not contiguous
 
-    Any dtype and device that ``torch.einsum`` supports; the output has the dtype it would have there. On CUDA, graph
-    convolutions, convolutions of 1 x 1 and their gradients (two large tensors, a small one) run kernels of their own.
+    It supports the dtypes and devices of ``torch.einsum``; the output has the same dtype as there. On CUDA, graph
+    convolutions, 1 x 1 convolutions and their gradients (two large tensors, a small one) run dedicated kernels.
 
-    In a file a dynamic size may be 0 from opset 14 on, but not where a matrix is broadcast to that many
-    (``nctw,cd->ndtw`` without any n): ONNX Runtime refuses such a product, torch.matmul's too, with an error.
+    In a file a dynamic size may be 0 from opset 14 on, but not a batch size that a matrix is broadcast to
+    (``nctw,cd->ndtw`` with n = 0): ONNX Runtime refuses such a product, torch.matmul's too, with an error.
 
     Raises:
         RuntimeError: if the equation is malformed, or does not fit the operands.
         ValueError: if there is no operand, or a sublist holds a number outside ``[0, 52)``.
-        TypeError: if the equation is no string or an operand no tensor.
+        TypeError: if the equation is not a string or an operand is not a tensor.
     """
     if isinstance(equation, Tensor):
         return einsum(*_from_sublists(equation, *operands))
@@ -111,7 +111,7 @@ def einsum(equation: str | Tensor, *operands: Any) -> Tensor:
 
 
 def _autocast(operands: Sequence[Tensor], labels: Labels, ranks: tuple[int, ...]) -> list[Tensor]:
-    """The operands as autocast converts them where anything contracts: then they are factors of matrix products."""
+    """Converts the operands as autocast does, if a label is contracted: they are factors of matrix products then."""
     converted = autocast(operands)
     if any(new.dtype != old.dtype for new, old in zip(converted, operands, strict=True)):
         *terms, output = split(labels, ranks)
@@ -122,7 +122,7 @@ def _autocast(operands: Sequence[Tensor], labels: Labels, ranks: tuple[int, ...]
 
 @lru_cache(maxsize=4096)
 def _way(equation: str, needs: tuple[bool, ...], item_size: int, device: int, *shapes: tuple[int, ...]) -> Any:
-    """What has kernels for an einsum on CUDA: the operator, or a function whose gradients are einsums too; or None."""
+    """What runs an einsum by CUDA kernels: the operator, or a function whose gradients are einsums too; or None."""
     kernels = kernel_products(equation, *shapes, item_size=item_size, wide=is_wide(device), needs=needs)
     wanted = [kernel for kernel, need in zip(kernels, (True, *needs), strict=True) if need]
     if all(wanted):
@@ -140,7 +140,7 @@ def _cuda_program(equation: str, training: bool, item_size: int, *shapes: tuple[
 
 @lru_cache(maxsize=4096)
 def _gradients(equation: str, *shapes: tuple[int, ...]) -> tuple[str, str] | None:
-    """Of two operands: the einsum of the output's gradient and the other one. None if it is not one for both."""
+    """For two operands, the einsums of the output's gradient and the other operand. None unless both gradients are."""
     labels, ranks = parse(equation, tuple(map(len, shapes)))
     terms = split(labels, ranks)
     sizes = {pair for term, shape in zip(terms, shapes, strict=False) for pair in zip(term, shape, strict=True)}
@@ -152,7 +152,7 @@ def _gradients(equation: str, *shapes: tuple[int, ...]) -> tuple[str, str] | Non
 
 
 class _Products(torch.autograd.Function):
-    """An einsum of two operands whose gradients are einsums too: each of the three by what is fastest for it."""
+    """An einsum of two operands whose gradients are einsums too; each of the three runs in its fastest way."""
 
     @staticmethod
     def forward(ctx: Any, equation: str, x: Tensor, y: Tensor) -> Tensor:
@@ -164,7 +164,7 @@ class _Products(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, y = ctx.saved_tensors
         of_x, of_y = _gradients(ctx.equation, x.shape, y.shape)  # type: ignore[misc]
-        if 0 in grad.stride():  # such as that of a sum
+        if 0 in grad.stride():  # expanded, such as the gradient of a sum
             grad = grad.contiguous()
         function = einsum if torch.is_grad_enabled() else _product  # create_graph=True
         return (
@@ -175,7 +175,7 @@ class _Products(torch.autograd.Function):
 
 
 def _product(equation: str, x: Tensor, y: Tensor) -> Tensor:
-    """An einsum of which no gradient is recorded, of operands that kernels take."""
+    """An einsum of operands that the kernels take, without recording a gradient."""
     wide = x.is_cuda and is_wide(x.get_device())
     return _fastest(equation, x.shape, y.shape, item_size=x.element_size(), wide=wide)([x, y])
 
@@ -209,7 +209,7 @@ class Einsum(nn.Module):
         self.equation = equation
 
     def forward(self, *operands: Tensor) -> Tensor:
-        """As :func:`einsum` of the equation that the module was made with."""
+        """Calls :func:`einsum` with the module's equation."""
         return einsum(self.equation, *operands)
 
     def extra_repr(self) -> str:

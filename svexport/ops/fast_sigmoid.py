@@ -15,8 +15,8 @@ __all__ = ["FastSigmoid", "FastTanh", "fast_sigmoid", "fast_tanh"]
 
 def reference(x: Tensor) -> Tensor:
     precise = x.to(torch.promote_types(x.dtype, torch.float32))
-    # 0.5*(1 + x*|x|/(x*x + 0.975)) on either side of 0: without the difference of nearly equal numbers on the left, and
-    # with the right limits where x*x overflows.
+    # 0.5*(1 + x*|x|/(x*x + 0.975)), rewritten for either side of 0: no cancellation on the left, and the right limits
+    # where x*x overflows.
     tail = 0.4875 / (precise * precise + 0.975)
     return torch.where(precise < 0, tail, 1 - tail).to(x.dtype)
 
@@ -32,8 +32,8 @@ OP = Op(name="fast_sigmoid", schema="(Tensor x) -> Tensor", reference=reference,
 def fast_sigmoid(x: Tensor) -> Tensor:
     """``0.5*(1 + x*|x|/(x*x + 0.975))``: a sigmoid within 0.0324 of the true one, with the same limits.
 
-    Monotone, 0.5 at 0, symmetric: ``fast_sigmoid(-x) == 1 - fast_sigmoid(x)``. It is never put in place of
-    ``torch.sigmoid`` unasked: the error is too large for a trained model that was not trained with it.
+    It is monotone, 0.5 at 0, and symmetric: ``fast_sigmoid(-x) == 1 - fast_sigmoid(x)``. It replaces
+    ``torch.sigmoid`` only on request: the error is too large for a model that was not trained with it.
 
     Shape:
         - x: any, floating point; half is computed in float32
@@ -52,7 +52,7 @@ def fast_tanh(x: Tensor) -> Tensor:
 
 
 class FastSigmoid(nn.Module):
-    """Module form of :func:`fast_sigmoid`, for ``nn.Sigmoid``."""
+    """Module form of :func:`fast_sigmoid`, to use instead of ``nn.Sigmoid``."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Elementwise, of any shape."""
@@ -60,7 +60,7 @@ class FastSigmoid(nn.Module):
 
 
 class FastTanh(nn.Module):
-    """Module form of :func:`fast_tanh`, for ``nn.Tanh``."""
+    """Module form of :func:`fast_tanh`, to use instead of ``nn.Tanh``."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Elementwise, of any shape."""

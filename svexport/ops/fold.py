@@ -1,4 +1,4 @@
-"""Blocks added up to an image; Col2Im exists from opset 18 only, and not in TensorRT."""
+"""Adds sliding blocks up to an image. ONNX has Col2Im only from opset 18 on, and TensorRT does not have it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def fold(
     padding: int | tuple[int, int] = 0,
     stride: int | tuple[int, int] = 1,
 ) -> Tensor:
-    """``F.fold``: sliding blocks added up. In a file it is one ConvTranspose with kernels of a single 1.
+    """``F.fold``: adds sliding blocks up to an image. In a file it is one ConvTranspose with one-hot kernels.
 
     Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.fold.html
 

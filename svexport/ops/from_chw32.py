@@ -36,7 +36,7 @@ OP = Op(
 
 
 def from_chw32(x: Tensor, channels: int) -> Tensor:
-    """The inverse of :func:`svexport.ops.to_chw32`: NC/32HW32 as NCHW, without the channels that fill the last block.
+    """The inverse of :func:`svexport.ops.to_chw32`: NC/32HW32 to NCHW, without the padding of the last channel block.
 
     Args:
         x: ``(N, ceil(channels/32), H, W, 32)``, any dtype.
@@ -46,7 +46,7 @@ def from_chw32(x: Tensor, channels: int) -> Tensor:
         ``(N, C, H, W)``, contiguous.
 
     Raises:
-        ValueError: on another shape of ``x``, or channels that do not end in its last block.
+        ValueError: on another shape of ``x``, or a number of channels that does not end in its last block.
     """
     if x.dim() != 5 or x.shape[-1] != 32 or channels < 1 or x.shape[1] != -(-channels // 32):
         raise ValueError(

@@ -16,18 +16,18 @@ from svexport.ops.dequantize import dequantize
 
 __all__ = ["GridSample", "grid_sample"]
 
-# As in ATen.
+# The numbers that ATen uses.
 BILINEAR, NEAREST, BICUBIC = 0, 1, 2
 ZEROS, BORDER, REFLECTION = 0, 1, 2
 _MODES = {"bilinear": BILINEAR, "nearest": NEAREST, "bicubic": BICUBIC}
 _PADDINGS = {"zeros": ZEROS, "border": BORDER, "reflection": REFLECTION}
 
-# A tap of one axis: its index, inside of the image; where it really is inside (None: everywhere); its weight (None: 1).
+# A tap on one axis: its index, clamped to the image; where it lies inside (None: everywhere); its weight (None: 1).
 _Tap = tuple[Tensor, "Tensor | None", "Tensor | None"]
 
 
 def _result(input: Tensor, grid: Tensor) -> torch.dtype:
-    """What is sampled has the dtype of the image; that of the grid where the image is int8."""
+    """The dtype of the output: that of the image, or that of the grid if the image is int8."""
     return input.dtype if input.is_floating_point() else grid.dtype
 
 
@@ -62,13 +62,13 @@ def reference(
 
 
 def _taps(x: Tensor, size: int, mode: int, padding: int, align_corners: bool, axes: int) -> list[_Tap]:
-    """The pixels along one axis that a point is made of, by the arithmetic of ATen's kernels.
+    """The pixels along one axis that a point is interpolated from, by the arithmetic of ATen's kernels.
 
-    What becomes of NaN, too, is theirs on a CPU. In 4-D the first pixel, with border and reflection; with zeros NaN, or
-    zero where the nearest pixel is taken; NaN if bicubic. In 5-D the last pixel, or zero.
+    NaN coordinates give what ATen's CPU kernels give. In 4-D: the first pixel with border and reflection; with zeros
+    NaN, or zero if nearest; NaN if bicubic. In 5-D: the last pixel, or zero.
     """
     last = size - 1
-    # x = -1 and 1 are the centres of the outer pixels, or else their far edges.
+    # -1 and 1 are the centres of the outer pixels with align_corners, otherwise their outer edges.
     x = (x + 1) * (last / 2) if align_corners else (x + 1) * (size / 2) - 0.5
 
     def reflect(x: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ def _taps(x: Tensor, size: int, mode: int, padding: int, align_corners: bool, ax
 
 
 def _cubic_weights(t: Tensor) -> list[Tensor]:
-    """Cubic convolution with a = -0.75: the weights of the pixels at -1, 0, 1 and 2 from the one before the point."""
+    """Cubic convolution with a = -0.75: the weights of the pixels at -1, 0, 1 and 2 from the one left of the point."""
     a = -0.75
 
     def near(x: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ def _cubic_weights(t: Tensor) -> list[Tensor]:
 def implementation(
     input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool, scale: float
 ) -> Tensor:
-    # Half in float32: ATen's CPU kernels would round coordinates to half, 3 pixels off in an image 3000 wide.
+    # Compute half in float32: ATen's CPU kernels would round coordinates to half, 3 pixels off in an image 3000 wide.
     dtype = _result(input, grid)
     precise = torch.promote_types(dtype, torch.float32)
     values = _values(input, scale, precise)
@@ -184,24 +184,24 @@ def grid_sample(
     *,
     scale: float = 1.0,
 ) -> Tensor:
-    """``torch.nn.functional.grid_sample``, which in half keeps its coordinates and sums in float32.
+    """``torch.nn.functional.grid_sample``, with coordinates and sums in float32 also for half inputs.
 
-    It also reads images in int8, of which nothing dequantizes a copy before.
+    It also reads int8 images directly, without a dequantized copy.
 
     Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.grid_sample.html
 
     Shape:
-        - input: ``(N, C, H, W)`` or ``(N, C, D, H, W)``, floating point; or int8, worth ``scale`` a step, for TensorRT
-          in any of its int8 formats
+        - input: ``(N, C, H, W)`` or ``(N, C, D, H, W)``, floating point, or int8 with a step worth ``scale``; TensorRT
+          may hold it in any of its int8 formats
         - grid: ``(N, gH, gW, 2)`` or ``(N, gD, gH, gW, 3)``, coordinates ``(x, y[, z])``, -1 to 1 across the image; the
-          dtype of ``input``, or float32 beside a half input
-        - output: ``(N, C, gH, gW)`` or ``(N, C, gD, gH, gW)``, the dtype of ``input``; that of ``grid`` if it is int8
+          dtype of ``input``, or float32 with a half input
+        - output: ``(N, C, gH, gW)`` or ``(N, C, gD, gH, gW)``, the dtype of ``input``, or of ``grid`` if it is int8
 
     Args:
         mode: ``"bilinear"`` (trilinear in 5-D), ``"nearest"`` or, in 4-D, ``"bicubic"``.
-        padding_mode: ``"zeros"``, ``"border"`` or ``"reflection"``: what lies outside of the image.
-        align_corners: whether -1 and 1 are the centres of the outer pixels, or their far edges. None warns: False.
-        scale: of an int8 input; of any other it is not used.
+        padding_mode: ``"zeros"``, ``"border"`` or ``"reflection"``: the values outside of the image.
+        align_corners: whether -1 and 1 are the centres of the outer pixels, or their outer edges. None warns: False.
+        scale: value of one step of an int8 input; ignored for any other input.
 
     Raises:
         ValueError: on an unknown ``mode`` or ``padding_mode``.
@@ -210,7 +210,7 @@ def grid_sample(
     for name, value, known in (("mode", mode, _MODES), ("padding_mode", padding_mode, _PADDINGS)):
         if value not in known:
             raise ValueError(f"grid_sample expects {name} to be one of {', '.join(map(repr, known))}; got {value!r}")
-    if align_corners is None and not torch.compiler.is_compiling():  # which has no warnings in one graph
+    if align_corners is None and not torch.compiler.is_compiling():  # a warning would break its graph
         warnings.warn(
             "grid_sample takes align_corners=None for False, as torch does since 1.3; say False or True", stacklevel=2
         )
@@ -287,5 +287,5 @@ class GridSample(nn.Module):
         return self.sample(input, grid, self.scale)
 
     def sample(self, input: Tensor, grid: Tensor, scale: float) -> Tensor:
-        """:func:`grid_sample` of an input worth ``scale`` a step."""
+        """Calls :func:`grid_sample` with the module's options and the given ``scale``."""
         return grid_sample(input, grid, self.mode, self.padding_mode, self.align_corners, scale=scale)

@@ -1,4 +1,4 @@
-"""Rows added up by index, right for duplicate indices at every opset."""
+"""Adds rows by index, correct for duplicate indices at every opset."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["index_add"]
 
 
 def reference(input: Tensor, dim: int, index: Tensor, source: Tensor, alpha: float) -> Tensor:
-    # In float32 at least, as files and torch on CUDA compute it.
+    # Compute in float32 at least, as files and torch on CUDA do.
     precise = precise_dtype(input)
     scaled = source.to(precise) * (alpha if input.is_floating_point() else int(alpha))
     return torch.index_add(input.to(precise), dim, index, scaled).to(input.dtype).contiguous()

@@ -1,4 +1,4 @@
-"""Elements put or added up by index: masks, dimensions apart and values that broadcast, duplicates where they add."""
+"""Puts or adds elements by index: with masks, non-adjacent dimensions, broadcast values, and duplicates when adding."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def reference(input: Tensor, indices: Sequence[Tensor], values: Tensor, dims: Se
     at: list[Tensor | None] = [None] * (dims[-1] + 1)
     for dim, index in zip(dims, indices):
         at[dim] = index
-    # torch.index_put takes no None.
+    # torch.index_put accepts no None.
     return torch.ops.aten.index_put(input, at, values, bool(accumulate)).contiguous()
 
 
 def fake(input: Tensor, indices: Sequence[Tensor], values: Tensor, dims: Sequence[int], accumulate: int) -> Tensor:
-    return input.new_empty(input.shape)  # also where masks tell how many values there are
+    return input.new_empty(input.shape)  # also where the number of values depends on a mask
 
 
 def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:
@@ -56,8 +56,8 @@ def index_put(input: Tensor, indices: Sequence[Tensor | None], values: Tensor, a
     Shape:
         - input: any
         - indices: one for each of the first dimensions of input, None for a whole dimension; integers that broadcast
-          together to ``(*J)``, negative ones from the end; a mask stands for the indices of its true elements in as
-          many dimensions as it has
+          together to ``(*J)``, negative ones from the end; a mask stands for the indices of its true elements and
+          covers as many dimensions as it has
         - values: broadcasts to ``input[indices]``
         - output: that of the input
 

@@ -15,11 +15,11 @@ __all__ = ["interpolate"]
 
 
 def reference(input: Tensor, size: Sequence[int], bicubic: bool, align_corners: bool, scales: Sequence[int]) -> Tensor:
-    # Fractions, numerator and denominator of each: a float attribute cannot hold a double.
+    # Scales are pairs of numerator and denominator, because a float attribute cannot hold a double.
     factors = [numerator / denominator for numerator, denominator in zip(scales[::2], scales[1::2])]
     function = torch.ops.aten._upsample_bicubic2d_aa if bicubic else torch.ops.aten._upsample_bilinear2d_aa
     size = size or [int(s * f) for s, f in zip(input.shape[2:], factors)]
-    precise = input.to(torch.promote_types(input.dtype, torch.float32))  # the CPU has no other
+    precise = input.to(torch.promote_types(input.dtype, torch.float32))  # the CPU has no half kernel
     return function(precise, size, align_corners, *(factors or (None, None))).to(input.dtype).contiguous()
 
 
@@ -50,7 +50,7 @@ def interpolate(
     recompute_scale_factor: bool | None = None,
     antialias: bool = False,
 ) -> Tensor:
-    """``F.interpolate``. With ``antialias`` it is two products with constant matrices in a file, at every opset.
+    """``F.interpolate``. With ``antialias``, a file at any opset holds two products with constant matrices.
 
     Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.interpolate.html
 

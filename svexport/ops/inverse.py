@@ -1,4 +1,4 @@
-"""Inverses of small square matrices: camera and lidar transforms, which ONNX has no operator for."""
+"""Inverses of small square matrices, such as camera and lidar transforms; ONNX has no operator for them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def reference(A: Tensor, n: int) -> Tensor:
 
 
 def checked(A: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """The inverse, NaN where A is singular, and 0 where it is not."""
+    """The inverse, NaN where A is singular, and torch's info: 0 where it is not."""
     torch._check(A.shape[-1] == n, lambda: f"inverse: expected matrices of size {n}, got {tuple(A.shape)}")
-    inverse, info = torch.linalg.inv_ex(A.to(precise_dtype(A)))  # which refuses integers
+    inverse, info = torch.linalg.inv_ex(A.to(precise_dtype(A)))  # refuses integers
     return torch.where((info == 0)[..., None, None], inverse, torch.nan).to(A.dtype).contiguous(), info
 
 
@@ -51,20 +51,20 @@ OP = Op(
 
 
 def inverse(A: Tensor) -> Tensor:
-    """``torch.linalg.inv`` for small matrices; float16 and bfloat16 too, computed in float32.
+    """``torch.linalg.inv`` for small matrices; float16 and bfloat16 are computed in float32.
 
-    In a file it is Gauss-Jordan elimination with partial pivoting and one Newton step, unrolled, in additions and
-    products of single elements: no matrix product, which TensorRT would round to TF32. In float32 its error relative to
-    the norm of the inverse is below 1e-6 for rotations, for camera projections and for either with rows or columns in
-    different units (condition number up to 1e6); for matrices that are ill-conditioned however they are scaled it is
-    that of ``torch.linalg.inv``: 1e-7 times the condition number, 3e-2 at 1e6. On the CPU the op is that function,
-    whose error stays below 1e-5 for all of the former.
+    In a file it is unrolled Gauss-Jordan elimination with partial pivoting and one Newton step, in elementwise sums and
+    products: TensorRT would round a matrix product to TF32. In float32 its error relative to the norm of the inverse is
+    below 1e-6 for rotations, for camera projections and for either with rows or columns in different units (condition
+    number up to 1e6). For matrices that are ill-conditioned under any scaling it is that of ``torch.linalg.inv``:
+    1e-7 times the condition number, 3e-2 at 1e6. On the CPU the op calls ``torch.linalg.inv``, whose error stays below
+    1e-5 for all of the former.
     Source: https://docs.pytorch.org/docs/stable/generated/torch.linalg.inv.html
 
     Shape:
-        - A: ``(*, n, n)``; n is static in a file and at most 16, and above 8 written in standard ONNX
-        - output: ``(*, n, n)``, the dtype of A. Where A is singular it is NaN, where ``torch.linalg.inv`` raises; in a
-          file it is infinite or NaN there, in some elements at least.
+        - A: ``(*, n, n)``; in a file n is static and at most 16, and above 8 the op is written in standard ONNX
+        - output: ``(*, n, n)``, the dtype of A. Where A is singular (``torch.linalg.inv`` raises) it is NaN; in a file
+          at least some of its elements are infinite or NaN.
 
     Raises:
         RuntimeError: if A is not a batch of square matrices, or holds integers.
@@ -77,5 +77,5 @@ class Inverse(nn.Module):
     """Module form of :func:`inverse`."""
 
     def forward(self, A: Tensor) -> Tensor:
-        """Of every ``(..., n, n)`` matrix."""
+        """Inverts every matrix of ``(..., n, n)``."""
         return inverse(A)

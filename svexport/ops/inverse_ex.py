@@ -1,4 +1,4 @@
-"""Inverses that say which of them do not exist."""
+"""Matrix inverses, with a flag for those that do not exist."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OP = Op(
 
 
 def inverse_ex(A: Tensor) -> tuple[Tensor, Tensor]:
-    """``torch.linalg.inv_ex``: :func:`svexport.ops.inverse` and where it failed.
+    """``torch.linalg.inv_ex``: :func:`svexport.ops.inverse`, and which inverses do not exist.
 
     Source: https://docs.pytorch.org/docs/stable/generated/torch.linalg.inv_ex.html
 

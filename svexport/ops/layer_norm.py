@@ -63,9 +63,9 @@ def layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """``torch.nn.functional.layer_norm``, by the same kernels.
+    """``torch.nn.functional.layer_norm``, with the same kernels.
 
-    Up to opset 16 it is exported as its definition, from opset 17 on as ONNX LayerNormalization; so is torch's own.
+    Up to opset 16 a file holds its definition, from opset 17 on ONNX LayerNormalization; the same is true of torch's.
     Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.layer_norm.html
 
     Shape:
@@ -86,5 +86,5 @@ class LayerNorm(DropIn, nn.LayerNorm):
     requires = ("normalized_shape", "weight", "bias", "eps")
 
     def forward(self, input: Tensor) -> Tensor:
-        """Over the last axes, ``normalized_shape``; result as the input."""
+        """Normalizes over the last axes, ``normalized_shape``; the result has the shape of the input."""
         return layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)

@@ -1,4 +1,4 @@
-"""Max pooling of one image without a batch, which the exporter makes invalid files of at opset 17 and below."""
+"""Max pooling of an image without a batch; the exporter writes invalid files for it at opset 17 and below."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def max_pool2d(
     dilation: int | Sequence[int] = 1,
     ceil_mode: bool = False,
 ) -> Tensor:
-    """``F.max_pool2d``, of an image as of a batch.
+    """``F.max_pool2d``, for a single image and for a batch.
 
     Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.max_pool2d.html
 

@@ -1,4 +1,4 @@
-"""Multi-scale deformable attention: every query mixes a few sampled points of every level of a feature pyramid."""
+"""Multi-scale deformable attention: every query mixes a few points sampled from every level of a feature pyramid."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["MultiScaleDeformableAttention", "MultiScaleDeformableSampling", "ms_
 
 
 def _result(value: Tensor, attention_weights: Tensor) -> torch.dtype:
-    """What is sampled has the dtype of the value; that of the weights where the value is int8."""
+    """The dtype of the output: that of the value, or that of the weights if the value is int8."""
     return value.dtype if value.is_floating_point() else attention_weights.dtype
 
 
@@ -32,7 +32,7 @@ def _attend(
     attention_weights: Tensor,
     scale: float,
 ) -> Tensor:
-    """Sizes are read by arithmetic on tensors alone: they may be data of the graph."""
+    """The op on tensors. Level sizes enter only tensor arithmetic, because they may be data of the graph."""
     n, s, m, d = value.shape
     queries = sampling_locations.shape[1]
     dtype = _result(value, attention_weights)
@@ -64,12 +64,12 @@ def _gather_and_multiply(table: Tensor, index: Tensor, weight: Tensor) -> Tensor
 
 
 _MOST_INDICES = (1 << 26) - 1
-"""Indices of one ``embedding_bag``: torch counts the threads of its backward on CUDA in int32, 32 an index."""
+"""Maximum indices of one ``embedding_bag``: its CUDA backward counts threads in int32, with 32 threads per index."""
 
 
 def _embedding_bag(table: Tensor, index: Tensor, weight: Tensor) -> Tensor:
-    """The same in one pass over the rows, without a copy of each; but differentiable only once."""
-    if 0 in (*table.shape, *index.shape):  # which embedding_bag refuses
+    """:func:`_gather_and_multiply` in one pass, without copies of the rows; differentiable only once."""
+    if 0 in (*table.shape, *index.shape):  # embedding_bag refuses empty tensors
         return _gather_and_multiply(table, index, weight)
     bags = max(1, _MOST_INDICES // index.shape[1])
     pieces = [
@@ -148,22 +148,22 @@ def ms_deform_attn(
 
     Shape:
         - value: ``(N, S, M, D)``: the pixels of all levels, row by row and level after level, for M heads of D
-          channels; those in int8 are worth ``scale`` a step
+          channels; a step of an int8 value is worth ``scale``
         - spatial_shapes: ``(L, 2)``, integers: (height, width) of the levels
         - level_start_index: ``(L,)``, integers: where each level starts among the S pixels
         - sampling_locations: ``(N, Lq, M, L, P, 2)``: (x, y) from 0 to 1 across the image, edge to edge. Kept in
           float32 at least, also for half inputs.
         - attention_weights: ``(N, Lq, M, L, P)``
-        - output: ``(N, Lq, M*D)``, the dtype of ``value``; that of ``attention_weights`` if it is int8
+        - output: ``(N, Lq, M*D)``, the dtype of ``value``, or of ``attention_weights`` if ``value`` is int8
 
     A point is sampled as ``torch.nn.functional.grid_sample(padding_mode="zeros", align_corners=False)`` does, except
     that a NaN location reads 0.
 
     Args:
-        scale: of a value in int8; of any other it is not used.
+        scale: value of one step of an int8 ``value``; ignored for any other.
 
     Raises:
-        ValueError: on shapes other than these, or (eager, on the CPU) levels that are no rows of ``value``.
+        ValueError: on shapes other than these, or (eager, on the CPU) levels that lie outside of ``value``.
         TypeError: if ``value`` is neither floating point nor int8, ``attention_weights`` is not, or ``spatial_shapes``
             or ``level_start_index`` is.
     """
@@ -204,13 +204,13 @@ class MultiScaleDeformableAttention(DropIn, nn.Module):
     Args:
         embed_dims: channels C of the queries.
         num_heads: divides ``embed_dims``.
-        num_levels: of the feature pyramid.
-        num_points: sampled per query, head and level.
-        im2col_step: no effect here, nor on the result anywhere.
-        dropout: of the output, before ``identity`` is added.
+        num_levels: number of levels of the feature pyramid.
+        num_points: points sampled per query, head and level.
+        im2col_step: no effect here; in mmcv it does not change the result either.
+        dropout: probability for the output, applied before ``identity`` is added.
         batch_first: whether query, value and output are ``(N, length, C)``; otherwise ``(length, N, C)``.
         norm_cfg: no effect, as in mmcv.
-        init_cfg: no effect: :meth:`init_weights` is all there is.
+        init_cfg: no effect; :meth:`init_weights` initializes the parameters.
         value_proj_ratio: channels of the projected value, as a multiple of ``embed_dims``.
 
     Raises:
@@ -266,7 +266,7 @@ class MultiScaleDeformableAttention(DropIn, nn.Module):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """Every head looks in a direction of its own, its points ever farther; all of them count alike."""
+        """Points every head in its own direction, each further point farther away; all points have equal weight."""
         angle = torch.arange(self.num_heads) * (2 * math.pi / self.num_heads)
         direction = torch.stack((angle.cos(), angle.sin()), dim=-1)
         direction /= direction.abs().amax(dim=-1, keepdim=True)  # onto the unit square
@@ -296,10 +296,10 @@ class MultiScaleDeformableAttention(DropIn, nn.Module):
         """Attends and adds ``identity``.
 
         Shape:
-            - query, query_pos, identity: ``(Lq, N, C)``, or ``(N, Lq, C)`` with ``batch_first``; identity is query
-              where it is not given
-            - key: not used, nor are ``kwargs``: mmcv's decoder layers pass them
-            - value: ``(S, N, C)`` or ``(N, S, C)``; query where it is not given
+            - query, query_pos, identity: ``(Lq, N, C)``, or ``(N, Lq, C)`` with ``batch_first``; identity defaults to
+              query
+            - key, kwargs: ignored; accepted because mmcv's decoder layers pass them
+            - value: ``(S, N, C)`` or ``(N, S, C)``; defaults to query
             - key_padding_mask: ``(N, S)``, true where value is padding
             - reference_points: ``(N, Lq, L, 2)``, (x, y) in [0, 1], or ``(N, Lq, L, 4)``, (x, y, width, height)
             - spatial_shapes: ``(L, 2)``, level_start_index: ``(L,)``, see :func:`ms_deform_attn`
@@ -353,12 +353,12 @@ class MultiScaleDeformableAttention(DropIn, nn.Module):
         return self.dropout(output) + identity
 
     def attend(self, value: Tensor, *inputs: Tensor) -> Tensor:
-        """:func:`ms_deform_attn` of the projected value."""
+        """Calls :func:`ms_deform_attn` with the projected value."""
         return ms_deform_attn(value, *inputs)
 
 
 class MultiScaleDeformableSampling(DropIn, nn.Module):
-    """The parameterless ``MultiScaleDeformableAttention`` of Hugging Face transformers, by :func:`ms_deform_attn`.
+    """The parameterless ``MultiScaleDeformableAttention`` of Hugging Face transformers; calls :func:`ms_deform_attn`.
 
     It is the ``attn`` of the attention layers of Deformable DETR, Grounding DINO, RT-DETR, OmDet-Turbo and others.
     Source: https://github.com/huggingface/transformers/blob/main/src/transformers/models/deformable_detr
@@ -376,7 +376,7 @@ class MultiScaleDeformableSampling(DropIn, nn.Module):
         attention_weights: Tensor,
         im2col_step: int,
     ) -> Tensor:
-        """See :func:`ms_deform_attn` for the shapes; the list of shapes and ``im2col_step`` are not used.
+        """See :func:`ms_deform_attn` for the shapes; the list of shapes and ``im2col_step`` are ignored.
 
         Raises:
             ValueError: on other shapes.
@@ -384,5 +384,5 @@ class MultiScaleDeformableSampling(DropIn, nn.Module):
         return self.attend(value, value_spatial_shapes, level_start_index, sampling_locations, attention_weights)
 
     def attend(self, value: Tensor, *inputs: Tensor) -> Tensor:
-        """:func:`ms_deform_attn`."""
+        """Calls :func:`ms_deform_attn`."""
         return ms_deform_attn(value, *inputs)

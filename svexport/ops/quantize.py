@@ -15,7 +15,7 @@ __all__ = ["bind_scale", "quantize", "step_like"]
 
 
 def bind_scale(name: str, x: Tensor, scale: float | Tensor, axis: int) -> tuple[float, Tensor | None, int]:
-    """The scale as arguments of an op: a number, or a tensor of one element or of one per index of ``axis``.
+    """Turns a scale into arguments of an op: a number, or a tensor of one element or of one per index of ``axis``.
 
     Raises:
         ValueError: if the number is not positive and finite in float32, or on another shape.
@@ -39,7 +39,7 @@ def bind_scale(name: str, x: Tensor, scale: float | Tensor, axis: int) -> tuple[
 def step_like(x: Tensor, scale: float, scales: Tensor | None, axis: int, dtype: torch.dtype) -> Tensor:
     """The scale as a tensor that broadcasts against ``x``."""
     if scales is None:
-        # No number, by whose reciprocal CUDA would multiply; and in the precision of a node's attribute.
+        # A tensor, because CUDA multiplies by the reciprocal of a number; float32 is the precision of an attribute.
         return torch.full((), scale, dtype=torch.float32, device=x.device).to(dtype)
     scales = scales.to(dtype)
     return scales.reshape([-1 if i == axis else 1 for i in range(x.dim())]) if scales.dim() else scales
@@ -78,16 +78,16 @@ OP = Op(
 def quantize(x: Tensor, scale: float | Tensor, axis: int = 1, restricted: bool = True) -> Tensor:
     """Symmetric int8: ``x / scale``, rounded half to even, saturated to [-127, 127] or [-128, 127].
 
-    That is ONNX QuantizeLinear with zero point 0, which knows the whole range only
+    It is ONNX QuantizeLinear with zero point 0, which supports only the full range
     (https://onnx.ai/onnx/operators/onnx__QuantizeLinear.html). The integer result has no gradient; for training,
     ``torch.fake_quantize_per_tensor_affine`` has a straight-through one.
 
     Args:
         x: ``(*)``, floating point; half is divided in float32. The result for NaN is not specified.
-        scale: a positive number, an attribute of the node; or a tensor: of one element, or ``(x.shape[axis],)`` with
-            one scale for each index of ``axis``.
-        axis: of ``x``, for a scale of several elements.
-        restricted: [-127, 127], symmetric, for one more node in ONNX; otherwise [-128, 127].
+        scale: a positive number, which is an attribute of the node; or a tensor: one element, or ``(x.shape[axis],)``
+            with one scale for each index of ``axis``.
+        axis: axis of ``x`` that a scale with several elements runs along.
+        restricted: saturate to the symmetric [-127, 127], one more node in ONNX; otherwise to [-128, 127].
 
     Returns:
         int8, the shape of ``x``.

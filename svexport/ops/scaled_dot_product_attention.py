@@ -34,7 +34,7 @@ def reference(
         attn_mask = scores.new_ones(scores.shape[-2:], dtype=torch.bool).tril()
     if attn_mask is not None:
         scores = scores.masked_fill(~attn_mask, -torch.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
-    nothing = (scores == -torch.inf).all(-1, keepdim=True)  # to attend to: the output is 0, not NaN
+    nothing = (scores == -torch.inf).all(-1, keepdim=True)  # no key to attend to: the output is 0, not NaN
     weights = torch.where(nothing, 0, torch.where(nothing, 0, scores).softmax(-1))
     return (weights @ value).contiguous()
 

@@ -1,4 +1,4 @@
-"""Scattering with a reduction, right for duplicate indices at every opset (ScatterElements reduces from 16 or 18)."""
+"""Scatter with reduction, correct for duplicate indices at every opset (ScatterElements reduces from 16 or 18 on)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REDUCTIONS = ("sum", "prod", "mean", "amax", "amin")
 
 
 def reference(input: Tensor, dim: int, index: Tensor, src: Tensor, reduce: int, include_self: bool) -> Tensor:
-    # In float32 at least, as files and torch on CUDA compute it.
+    # Compute in float32 at least, as files and torch on CUDA do.
     precise = precise_dtype(input)
     result = torch.scatter_reduce(
         input.to(precise), dim, index, src.to(precise), REDUCTIONS[reduce], include_self=include_self
@@ -56,12 +56,12 @@ def scatter_reduce(
 
     Shape:
         - input: any
-        - index: int64, of the same rank, no larger than src, nor than input but in ``dim``
-        - src: of the same rank and dtype as input
+        - index: int64, same rank as input; no dimension larger than in src or, except for ``dim``, in input
+        - src: same rank and dtype as input
         - output: that of the input
 
-    Below opset 16 (18 for ``"amax"`` and ``"amin"``) a file compares every index with every position: memory for
-    ``index.numel() * input.shape[dim]`` elements, and refused beyond 64 million.
+    Below opset 16 (18 for ``"amax"`` and ``"amin"``) a file compares every index with every position. It needs memory
+    for ``index.numel() * input.shape[dim]`` elements, and is refused beyond 64 million.
     """
     return torch.scatter_reduce(input, dim, index, src, reduce, include_self=include_self)
 

@@ -19,15 +19,15 @@ __all__ = ["logit_below", "sigmoid_gt"]
 
 @lru_cache(maxsize=4096)
 def logit_below(threshold: float, dtype: torch.dtype) -> float:
-    """The largest number of ``dtype`` not above ``log(t/(1-t))``, infinite for a threshold outside (0, 1).
+    """The largest number of ``dtype`` that is at most ``log(t/(1-t))``; infinite for a threshold outside (0, 1).
 
-    A number of that type lies above it exactly if it lies above the logit itself.
+    A number of ``dtype`` is greater than the result exactly if it is greater than the logit itself.
     """
     if not 0 < threshold < 1:
         return math.copysign(math.inf, threshold - 0.5)
     info = torch.finfo(dtype)
     with localcontext() as context:
-        context.prec = 60  # no logit but 0 is a binary fraction: these digits always tell on which side it lies
+        context.prec = 60  # only the logit 0 is a binary fraction, so these digits decide the side of any other
         t = Decimal(threshold)
         logit = (t / (1 - t)).ln()
         exponent = int(abs(logit) * 2**80).bit_length() - 81  # 2**exponent <= |logit| < 2**(exponent + 1)
@@ -36,9 +36,9 @@ def logit_below(threshold: float, dtype: torch.dtype) -> float:
 
 
 def reference(x: Tensor, threshold: float) -> Tensor:
-    threshold = c_float(threshold).value  # a node's attribute
+    threshold = c_float(threshold).value  # rounded as the node's attribute is
     if threshold < 0:
-        return x == x  # all but NaN, -inf too
+        return x == x  # true for all but NaN, including -inf
     return x > logit_below(threshold, x.dtype)
 
 
@@ -73,12 +73,12 @@ def sigmoid_gt(x: Tensor, threshold: float) -> Tensor:
     """``sigmoid(x) > threshold`` as ``x > log(t/(1-t))``: one comparison, no exponential.
 
     Exact: the real-number sigmoid of each ``x`` as stored is compared with ``t``, the float32 nearest to ``threshold``
-    (which is what an ONNX attribute holds). The logit is rounded down to the dtype of ``x``, and no number of the type
-    lies between. ``torch.sigmoid(x) > threshold`` differs where it rounds: close to the threshold, and where a large
-    ``|x|`` makes its sigmoid 0 or 1.
+    (an ONNX attribute holds a float32). The logit is rounded down to the dtype of ``x``, which changes no comparison.
+    ``torch.sigmoid(x) > threshold`` differs where torch's sigmoid rounds: close to the threshold, and where a large
+    ``|x|`` makes it 0 or 1.
 
-    At infinity the limits of the sigmoid count: with ``t < 0`` everything but NaN is above, with ``t = 0`` also all but
-    -inf, with ``t >= 1`` nothing. NaN never is.
+    At infinity the sigmoid has its limits, 0 and 1. With ``t < 0`` all but NaN is above, with ``t = 0`` all but NaN and
+    -inf, with ``t >= 1`` nothing.
 
     Shape:
         - x: any, floating point

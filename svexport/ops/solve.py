@@ -19,7 +19,7 @@ def reference(A: Tensor, B: Tensor, n: int, left: bool, vector: bool) -> Tensor:
 
 
 def checked(A: Tensor, B: Tensor, n: int, left: bool, vector: bool) -> tuple[Tensor, Tensor]:
-    """The solution, NaN where A is singular, and 0 where it is not."""
+    """The solution, NaN where A is singular, and torch's info: 0 where it is not."""
     torch._check(A.shape[-1] == n, lambda: f"solve: expected matrices of size {n}, got {tuple(A.shape)}")
     wide = precise_dtype(B)  # torch refuses integers
     columns = B.to(wide)[..., None] if vector else B.to(wide)
@@ -55,15 +55,15 @@ OP = Op(
 def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
     """``torch.linalg.solve`` for small matrices: X with ``A X = B``, or ``X A = B`` if not ``left``.
 
-    Computed as :func:`svexport.ops.inverse` is in a file, half types in float32, with the same accuracy.
+    In a file it is computed as :func:`svexport.ops.inverse` is, half types in float32, with the same accuracy.
     Source: https://docs.pytorch.org/docs/stable/generated/torch.linalg.solve.html
 
     Shape:
         - A: ``(*, n, n)``; n is static and at most 16 in a file
         - B: ``(*, n, k)``, ``(*, k, n)`` if not ``left``, or vectors: ``(n,)``, or ``(*, n)`` with the batch of A.
           Otherwise the batches broadcast.
-        - output: the shape of B with the batches broadcast, the dtype of B. Where A is singular it is NaN, where
-          ``torch.linalg.solve`` raises; in a file it is infinite or NaN there, in some elements at least.
+        - output: the shape of B with the batches broadcast, the dtype of B. Where A is singular
+          (``torch.linalg.solve`` raises) it is NaN; in a file at least some of its elements are infinite or NaN.
 
     Raises:
         RuntimeError: if A is not a batch of square matrices, or B does not fit or holds integers.
@@ -73,14 +73,14 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
 
 
 def check_operands(op: str, A: Tensor, B: Tensor) -> None:
-    """Raises RuntimeError if ``A`` is no batch of square matrices, or ``B`` a single number; torch checks the rest."""
+    """Raises RuntimeError if ``A`` is not a batch of square matrices, or ``B`` is a scalar; torch checks the rest."""
     check_square(op, A)
     if B.dim() == 0:
         raise RuntimeError(f"{op} expects B (*, n, k), (*, k, n) or vectors (*, n), got {tuple(B.shape)}")
 
 
 def is_vector(A: tuple[int | None, ...], B: tuple[int | None, ...]) -> bool:
-    """Whether torch takes the right-hand side as vectors; None is a dynamic size."""
+    """Whether torch treats the right-hand side B as vectors; None is a dynamic size."""
     return len(B) == 1 or (len(A) == len(B) + 1 and tuple(A[:-1]) == tuple(B))
 
 
@@ -92,7 +92,7 @@ class Solve(nn.Module):
         self.left = left
 
     def forward(self, A: Tensor, B: Tensor) -> Tensor:
-        """``X`` of ``A X = B``, or of ``X A = B`` with ``left=False``; shapes as of ``torch.linalg.solve``."""
+        """Solves ``A X = B``, or ``X A = B`` with ``left=False``; shapes as for ``torch.linalg.solve``."""
         return solve(A, B, left=self.left)
 
     def extra_repr(self) -> str:

@@ -1,4 +1,4 @@
-"""Solutions of linear equations that say which of them do not exist."""
+"""Solutions of linear equations, with a flag for those that do not exist."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ OP = Op(
 
 
 def solve_ex(A: Tensor, B: Tensor, *, left: bool = True) -> tuple[Tensor, Tensor]:
-    """``torch.linalg.solve_ex``: :func:`svexport.ops.solve` and where it failed.
+    """``torch.linalg.solve_ex``: :func:`svexport.ops.solve`, and which solutions do not exist.
 
     Source: https://docs.pytorch.org/docs/stable/generated/torch.linalg.solve_ex.html
 
     Shape:
-        - A, B, result: as :func:`svexport.ops.solve` has them
+        - A, B, result: as for :func:`svexport.ops.solve`
         - info: the batch of A, int32: 0 where A has an inverse, otherwise the number of the first pivot that is zero; 1
           in a file
 

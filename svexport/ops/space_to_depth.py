@@ -1,4 +1,4 @@
-"""Space to depth: every 2x2 block of pixels becomes channels, in the order of YOLOX's Focus stem."""
+"""Space to depth: moves every 2x2 block of pixels into channels, in the order of YOLOX's Focus stem."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ OP = Op(
 
 
 def space_to_depth(x: Tensor) -> Tensor:
-    """Every 2x2 block of pixels as channels: (even row, even column), (odd, even), (even, odd), (odd, odd).
+    """Moves every 2x2 block of pixels into channels: (even row, even column), (odd, even), (even, odd), (odd, odd).
 
-    Channel ``(2*j + i)*C + c`` of the output is ``x[:, c, i::2, j::2]``: ``torch.cat`` of four strided slices as in the
-    Focus stem of YOLOX (https://github.com/Megvii-BaseDetection/YOLOX), as one transpose.
+    Channel ``(2*j + i)*C + c`` of the output is ``x[:, c, i::2, j::2]``. One transpose replaces the ``torch.cat`` of
+    four strided slices in the Focus stem of YOLOX (https://github.com/Megvii-BaseDetection/YOLOX).
 
     Shape:
         - x: ``(N, C, H, W)`` of any dtype, ``H`` and ``W`` even
@@ -82,10 +82,10 @@ class Focus(DropIn, nn.Module):
     Constructor and state_dict are those of ``yolox.models.network_blocks.Focus``.
 
     Args:
-        in_channels: of the image.
-        out_channels: of the result.
+        in_channels: channels of the image.
+        out_channels: channels of the result.
         ksize: kernel size of the convolution, which pads by ``(ksize - 1) // 2``.
-        stride: of the convolution.
+        stride: stride of the convolution.
         act: ``"silu"``, ``"relu"`` or ``"lrelu"`` (slope 0.1).
 
     Raises:

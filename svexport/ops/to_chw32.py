@@ -1,4 +1,4 @@
-"""Linear NCHW to NC/32HW32, TensorRT's layout of int8 tensors: 32 channels of a pixel side by side."""
+"""Linear NCHW to NC/32HW32, TensorRT's layout of int8 tensors: 32 channels of a pixel are contiguous."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ OP = Op(name="to_chw32", schema="(Tensor x, bool pool) -> Tensor", reference=ref
 
 
 def to_chw32(x: Tensor, pool: bool = False) -> Tensor:
-    """NCHW as NC/32HW32: element ``(n, c, h, w)`` at ``((n*ceil(C/32) + c//32)*H*W + h*W + w)*32 + c%32``.
+    """NCHW to NC/32HW32: element ``(n, c, h, w)`` is at ``((n*ceil(C/32) + c//32)*H*W + h*W + w)*32 + c%32``.
 
-    That is ``nvinfer1::TensorFormat::kCHW32`` of TensorRT, channels beyond ``C`` being 0. The inverse is
+    This is TensorRT's ``nvinfer1::TensorFormat::kCHW32``; channels beyond ``C`` are 0. The inverse is
     :func:`svexport.ops.from_chw32`.
 
     Args:
         x: ``(N, C, H, W)``, any dtype; floating point or int8 for ``pool``.
-        pool: max-pool 2x2 blocks of pixels on the way, an odd last row or column is left out: ``F.max_pool2d(x, 2)``.
+        pool: also max-pool 2x2 blocks of pixels, dropping an odd last row or column: ``F.max_pool2d(x, 2)``.
 
     Returns:
         ``(N, ceil(C/32), H, W, 32)``, contiguous, ``H//2`` and ``W//2`` with ``pool``.
 
     Raises:
         ValueError: if ``x`` is not 4-D.
-        TypeError: if ``pool`` is asked of another dtype.
+        TypeError: if ``pool`` is set for another dtype.
     """
     if x.dim() != 4:
         raise ValueError(f"to_chw32 expects (N, C, H, W), got {tuple(x.shape)}")

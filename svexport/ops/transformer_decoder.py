@@ -1,4 +1,4 @@
-"""The decoder of multi-camera detectors: object queries that look at one another and into every camera."""
+"""The decoder of multi-camera detectors: object queries attend to one another and to every camera."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def fake(
 
 
 def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:
-    # One layer: the points of the next take no part in the gradient, which finite differences would notice.
+    # One layer only: points are detached between layers, which finite differences would count as a wrong gradient.
     config = TransformerDecoderConfig(
         num_layers=1,
         embed_dims=4,
@@ -115,7 +115,7 @@ OP = Op(
 
 
 class DecoderOutput(NamedTuple):
-    """What the last layer says of every query.
+    """The outputs of a layer for every query.
 
     Shape:
         - classes: ``(B, Q, num_classes)``, scores before the sigmoid
@@ -128,7 +128,7 @@ class DecoderOutput(NamedTuple):
     reference_points: Tensor
 
     def above(self, score: float) -> Tensor:
-        """Where the class scores are above ``score``, without a sigmoid: bool, the shape of ``classes``."""
+        """Whether each class score after the sigmoid is above ``score``, computed without it: bool, as ``classes``."""
         return sigmoid_gt(self.classes, score)
 
 
@@ -144,9 +144,9 @@ def transformer_decoder(
     """The decoder of :class:`TransformerDecoder` as a function of its weights.
 
     Shape:
-        - weights: those of :meth:`TransformerDecoder.weights`, in that order, the dtype of ``query``; under autocast
-          these and the queries are converted to its dtype first, but for those in float64
-        - everything else: as of :class:`TransformerDecoder`
+        - weights: those of :meth:`TransformerDecoder.weights`, in that order, the dtype of ``query``. Autocast first
+          converts weights and queries to its dtype, except those in float64
+        - everything else: as for :class:`TransformerDecoder`
 
     Raises:
         ValueError: on other shapes, or another number of weights.
@@ -165,7 +165,7 @@ def _arguments(
     lidar2img: Tensor,
     weights: Sequence[Tensor],
 ) -> tuple[Any, ...]:
-    """Those of the op, checked."""
+    """Checks the arguments and returns those of the op."""
     query, query_pos, *weights = autocast((query, query_pos, *weights))
 
     def wrong(expected: str, *tensors: Tensor) -> ValueError:
@@ -214,14 +214,14 @@ def _arguments(
 
 
 def _initialize(module: nn.Module) -> None:
-    """As DETR3D does."""
+    """Initializes the parameters as DETR3D does."""
     for p in module.parameters():
         if p.dim() > 1:
             nn.init.xavier_uniform_(p)
 
 
 class _CameraAttention(nn.Module):
-    """The parameters of an attention to the cameras."""
+    """The parameters of a camera attention."""
 
     def __init__(self, config: TransformerDecoderConfig) -> None:
         super().__init__()
@@ -241,7 +241,7 @@ class _CameraAttention(nn.Module):
         nn.init.zeros_(self.output_proj.bias)
         if config.learned_offsets:
             nn.init.zeros_(self.sampling_offsets.weight)
-            nn.init.uniform_(self.sampling_offsets.bias, -1, 1)  # metres: points apart from the beginning
+            nn.init.uniform_(self.sampling_offsets.bias, -1, 1)  # metres; the points differ from the start
 
 
 class _Layer(nn.Module):
@@ -267,37 +267,37 @@ class _Layer(nn.Module):
 class TransformerDecoder(nn.Module):
     """A decoder of the DETR3D kind, from queries and feature maps to boxes, as one operator.
 
-    Y. Wang et al., CoRL 2021, https://arxiv.org/abs/2110.06922; its numbers are those of
+    The decoder is that of Y. Wang et al., CoRL 2021, https://arxiv.org/abs/2110.06922; the default numbers are those of
     https://github.com/WangYueFt/detr3d. With several points, groups, softmax and learned offsets it attends to the
     cameras as Sparse4D (https://arxiv.org/abs/2211.10581) and its successors do.
 
-    In every layer the queries attend to one another (``mha``) and to what the cameras see at their reference points
-    (``svca``: :func:`svexport.ops.camera_sample`) and go through a feed forward (``ffn``), each with its residual and
-    norm; then the box branch (``reg``) moves their points. After the last layer ``cls`` scores them.
+    In every layer the queries attend to one another (``mha``), then to the image features at their reference points
+    (``svca``: :func:`svexport.ops.camera_sample`), then pass a feed forward (``ffn``), each step with residual and
+    norm. The box branch (``reg``) then moves the reference points. After the last layer ``cls`` scores the queries.
 
-    It trains as any module: its parameters are ordinary ones, and the gradient of the operator is that of its
-    reference, computed anew in the backward pass. As in DETR3D, no gradient flows from the points of a layer to the
-    layer before; :meth:`every_layer` is for losses on all of them.
+    It trains like any module: its parameters are ordinary ones, and the gradient of the operator is that of its
+    reference, recomputed in the backward pass. As in DETR3D, no gradient flows from the points of a layer to the
+    previous layer; use :meth:`every_layer` for losses on all layers.
 
     Shape:
         - query, query_pos: ``(B, Q, embed_dims)``, content and position embedding
-        - reference_points: ``(B, Q, 3)``, in [0, 1] of the range. They may be float32 for half queries, and so are then
-          the boxes and points of the output; between the layers points are in float32 at least. A half
-          file with these and ``lidar2img`` in float32 is that of ``decoder.half()`` with such inputs;
+        - reference_points: ``(B, Q, 3)``, in [0, 1] of the range. They may be float32 with half queries; the boxes and
+          points of the output are float32 then. Between layers points are in float32 at least. For a half file that
+          keeps them and ``lidar2img`` in float32, export ``decoder.half()`` with such inputs;
           ``svexport.export(..., dtype=torch.float16)`` converts them too.
-        - features: a list of given levels, finest first, each ``(B, cams, C, H, W)``; those in int8 are worth
-          ``scales[level]`` a step and may be given in CHW32, ``(B, cams, ceil(C/32), H, W, 32)``
-          (:func:`svexport.ops.to_chw32`). TensorRT takes either, and makes its own CHW32 of the former.
+        - features: a list of given levels, finest first, each ``(B, cams, C, H, W)``. A step of an int8 level is worth
+          ``scales[level]``; int8 levels may be in CHW32, ``(B, cams, ceil(C/32), H, W, 32)``
+          (:func:`svexport.ops.to_chw32`). TensorRT takes either, and converts the former to CHW32 itself.
         - lidar2img: ``(B, cams, 4, 4)``: LiDAR metres to ``(u * depth, v * depth, depth, 1)``, u and v in pixels
         - output: :class:`DecoderOutput`
 
     Args:
         config: see :class:`TransformerDecoderConfig`.
-        fuse: ``"block"`` runs and exports the decoder as one node; ``"nodes"`` as small ones between native matrix
+        fuse: ``"block"`` runs and exports the decoder as one node; ``"nodes"`` as small nodes between native matrix
             products: :func:`svexport.ops.camera_sample` and :func:`svexport.ops.add_bias_residual_layer_norm`. It may
             be changed at any time (``decoder.fuse = "nodes"``); the results are the same.
-        dropout: in training, of attention, its output and the feed forward, as in DETR3D (0.1 there). The layers then
-            run one by one.
+        dropout: probability in training for attention, its output and the feed forward, as in DETR3D (0.1 there). With
+            dropout the layers run one by one.
     """
 
     def __init__(self, config: TransformerDecoderConfig, fuse: str = "block", dropout: float = 0.0) -> None:
@@ -312,7 +312,7 @@ class TransformerDecoder(nn.Module):
             cls += [nn.Linear(channels, channels), nn.LayerNorm(channels, EPS), nn.ReLU()]
         last = nn.Linear(channels, config.num_classes)
         self.cls = nn.Sequential(*cls, last)
-        nn.init.constant_(last.bias, -math.log((1 - 0.01) / 0.01))  # every class is improbable
+        nn.init.constant_(last.bias, -math.log((1 - 0.01) / 0.01))  # every class starts improbable
 
     @property
     def fuse(self) -> str:
@@ -326,7 +326,7 @@ class TransformerDecoder(nn.Module):
         self._fuse = value
 
     def weights(self) -> list[Tensor]:
-        """The parameters in the order of the op, named as in the state_dict by :func:`weight_names`."""
+        """The parameters in the order of the op; :func:`weight_names` gives their names in the state_dict."""
         return [_get(self, name) for name in self.config._weight_shapes]  # type: ignore[attr-defined]
 
     def forward(
@@ -337,7 +337,7 @@ class TransformerDecoder(nn.Module):
         features: Sequence[Tensor],
         lidar2img: Tensor,
     ) -> DecoderOutput:
-        """Runs the decoder: a :class:`DecoderOutput` of its last layer, or of every one."""
+        """Runs the decoder and returns the :class:`DecoderOutput` of its last layer."""
         return self.decode(query, query_pos, reference_points, list(features), lidar2img)[-1]
 
     def every_layer(
@@ -348,16 +348,16 @@ class TransformerDecoder(nn.Module):
         features: Sequence[Tensor],
         lidar2img: Tensor,
     ) -> list[DecoderOutput]:
-        """What each layer says of the queries, all of them scored by ``cls``: for a loss on every layer.
+        """The outputs of every layer, all scored by ``cls``, for a loss on every layer.
 
-        The last is what :meth:`forward` returns. The box branches of the layers before learn from theirs alone.
+        The last is the result of :meth:`forward`. Each earlier box branch gets gradients only from its own output.
         """
         return self.decode(query, query_pos, reference_points, list(features), lidar2img, every_layer=True)
 
     def decode(
         self, *inputs: Any, config: TransformerDecoderConfig | None = None, every_layer: bool = False
     ) -> list[DecoderOutput]:
-        """:meth:`every_layer`, or the last alone, with a configuration of its own."""
+        """The outputs of every layer or of the last alone, with the given configuration instead of the module's."""
         given = *inputs, self.weights()
         args = _arguments(config or self.config, *given)
         dropout = self.dropout if self.training else 0.0
@@ -369,10 +369,10 @@ class TransformerDecoder(nn.Module):
 
     @property
     def example_inputs(self) -> tuple[Tensor, Tensor, Tensor, list[Tensor], Tensor]:
-        """Inputs of the sizes of the configuration, the same every time: points around the car, cameras all around.
+        """Fixed inputs with the sizes of the configuration: points around the car, cameras that look all around.
 
-        The features are smooth and no point is close to a camera, for what is seen of it there would change with the
-        last digit of its place.
+        The features are smooth and no point is close to a camera: close points would make the output sensitive to the
+        last digit of a coordinate.
         """
         config, like = self.config, next(self.parameters())
         generator = torch.Generator().manual_seed(0)
@@ -389,7 +389,7 @@ class TransformerDecoder(nn.Module):
     def load_detr3d(self, checkpoint: Mapping[str, Any]) -> None:
         """Loads the weights of a DETR3D checkpoint, as mmdetection3d saves it, its head trained ``with_box_refine``.
 
-        Of every key the end decides, whatever stands before (``pts_bbox_head.``):
+        Keys are matched by their end, whatever the prefix (``pts_bbox_head.``):
 
         ==================================================  =======================================
         ``transformer.decoder.layers.i.attentions.0.attn``  ``layers.i.mha``
@@ -401,7 +401,7 @@ class TransformerDecoder(nn.Module):
         ``cls_branches.(num_layers - 1)``                   ``cls``
         ==================================================  =======================================
 
-        Keys of other modules (backbone, query embedding, class branches of the other layers) are left out.
+        Keys of other modules (backbone, query embedding, class branches of the other layers) are ignored.
 
         Args:
             checkpoint: a state_dict, or a dict with one as its ``"state_dict"``.
@@ -439,7 +439,7 @@ class TransformerDecoder(nn.Module):
 
 
 def _get(module: nn.Module, name: str) -> Tensor:
-    """As ``getattr`` part by part, which takes ten times as long: but for what stands in for a module or parameter."""
+    """``getattr`` along a dotted name, ten times as fast; falls back to it for stand-ins of modules or parameters."""
     *path, last = name.split(".")
     for part in path:
         child = module._modules.get(part)

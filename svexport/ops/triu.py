@@ -1,4 +1,4 @@
-"""Upper and lower triangles of matrices; opset 14 is the first with Trilu."""
+"""Upper and lower triangles of matrices; ONNX has Trilu from opset 14 on."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ OP = Op(
 
 
 def triu(input: Tensor, diagonal: int = 0) -> Tensor:
-    """``torch.triu``: zero below the diagonal, which may be a dynamic size.
+    """``torch.triu``: zero below the diagonal, whose number may be a dynamic size.
 
     Source: https://docs.pytorch.org/docs/stable/generated/torch.triu.html
 

@@ -1,4 +1,4 @@
-"""One dimension reshaped to several; the TorchScript exporter has it from opset 13 on, wrong for dynamic sizes."""
+"""Reshapes one dimension to several; the TorchScript exporter has it from opset 13 on, wrong for dynamic sizes."""
 
 from __future__ import annotations
 

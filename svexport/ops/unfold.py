@@ -1,4 +1,4 @@
-"""Sliding windows of one dimension; the exporter's own are wrong up to opset 17 where that is counted from the end."""
+"""Sliding windows along a dimension; the exporter's own are wrong up to opset 17 if it is counted from the end."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Post-training quantization to int8: calibrate, quantize explicitly, and find the layers that it hurts."""
+"""Post-training quantization to int8: calibrates, quantizes explicitly, and finds the layers that suffer from it."""

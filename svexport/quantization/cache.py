@@ -1,4 +1,4 @@
-"""What calibration has seen so far, kept in a file: an interrupted one goes on where it was."""
+"""Stores the state of a calibration in a file, so that an interrupted one can continue."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _MOST = 1 << 28
 
 
 class CalibrationCache:
-    """A JSON file of histograms by layer, and of how many batches they are.
+    """A JSON file with histograms by layer, and the number of batches in them.
 
-    It belongs to one model: to its modules, parameters and buffers.
+    It is valid for one model only, identified by its modules, parameters and buffers.
     """
 
     def __init__(self, path: str | os.PathLike[str], model: nn.Module) -> None:
@@ -37,10 +37,10 @@ class CalibrationCache:
         self.path, self._key = Path(path), _hash(model)
 
     def read(self) -> tuple[int, dict[str, Histogram]]:
-        """The number of batches, and the histograms; none where there is no file yet.
+        """The number of batches, and the histograms; empty if there is no file yet.
 
         Raises:
-            SvexportError: if the file is no such cache, or that of another model.
+            SvexportError: if the file is not a calibration cache, or belongs to another model.
         """
         if not self.path.exists():
             return 0, {}
@@ -69,7 +69,7 @@ class CalibrationCache:
 
 
 def _hash(model: nn.Module) -> str:
-    """Of the types and names of all modules, and of what parameters and buffers hold."""
+    """A hash of the types and names of all modules, and of the values of parameters and buffers."""
     result = hashlib.sha256()
     for name, module in model.named_modules():
         result.update(f"{name}:{type(module).__module__}.{type(module).__qualname__};".encode())

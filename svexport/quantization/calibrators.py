@@ -1,4 +1,4 @@
-"""From a histogram of magnitudes to the one that the largest quantized number stands for."""
+"""Chooses, from a histogram of magnitudes, the magnitude that the largest quantized number represents."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def calibrate(histogram: Histogram, method: str, percentile: float) -> float:
 
 def check_method(method: str, percentile: float) -> None:
     """Raises:
-    SvexportError: if the method is not one of :data:`METHODS`, or the percentile no part of a hundred.
+    SvexportError: if the method is not one of :data:`METHODS`, or the percentile is out of range.
     """
     if method not in METHODS:
         raise SvexportError(f"method: expected one of {', '.join(METHODS)}, got {method!r}")
@@ -84,7 +84,7 @@ def _entropy(histogram: Histogram, _: float) -> float:
 
 
 def _divergence(counts: npt.NDArray[np.float64], full: npt.NDArray[np.float64], bins: int) -> float:
-    """Of the first ``bins`` bins with all that lies beyond in the last, from the same in 128 levels."""
+    """Divergence of the first ``bins`` bins (the last holds all beyond) from their quantization to 128 levels."""
     starts = -(-np.arange(LEVELS) * bins // LEVELS)  # the first bin of every level
     held = np.add.reduceat(full[:bins], starts)
     level = np.add.reduceat(counts[:bins], starts) / np.maximum(held, 1)

@@ -1,4 +1,4 @@
-"""How large the elements of a tensor are, over any number of batches, in bounded memory."""
+"""A histogram of the magnitudes of a tensor over any number of batches, in bounded memory."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ BINS = 2048
 class Histogram:
     """Counts of magnitudes in :data:`BINS` bins of equal width, from zero on.
 
-    The range is a power of two, and doubles when a magnitude reaches it: two bins become one. Which batches the
-    elements came in, and in what order, changes nothing.
+    The range is a power of two, and doubles when a magnitude reaches it: two bins become one. The result does not
+    depend on the batches that the elements came in, nor on their order.
 
     Attributes:
         counts: ``(BINS,)``, int64.
-        exponent: the range is two to the power of it; None as long as there was nothing but zeros.
+        exponent: the range is two to this power; None while there have been only zeros.
         largest: the largest magnitude.
     """
 
@@ -39,7 +39,7 @@ class Histogram:
 
     @property
     def width(self) -> float:
-        """Of a bin."""
+        """The width of a bin."""
         return math.ldexp(1.0, self.exponent or 0) / BINS
 
     @property
@@ -82,10 +82,10 @@ class Histogram:
 
     @classmethod
     def from_dict(cls, data: Any) -> Histogram:
-        """The one that :meth:`to_dict` told of.
+        """The inverse of :meth:`to_dict`.
 
         Raises:
-            ValueError: if ``data`` does not tell of one.
+            ValueError: if ``data`` does not describe a histogram.
         """
         if not isinstance(data, dict) or set(data) != {"counts", "exponent", "largest"}:
             raise ValueError("a histogram has counts, exponent and largest")
@@ -103,5 +103,5 @@ class Histogram:
 
 
 def _exponent(magnitude: float) -> int | None:
-    """Of the least power of two above it, None of zero."""
+    """The exponent of the least power of two above the magnitude; None for zero."""
     return max(math.frexp(magnitude)[1], LEAST) if magnitude else None

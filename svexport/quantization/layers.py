@@ -1,4 +1,4 @@
-"""Layers of torch.nn with fake quantizers before their input and their weight."""
+"""Layers of torch.nn with fake quantizers for their input and weight."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LOW, HIGH = -128, 127
 _HALF = {torch.float16, torch.bfloat16}
 
 FORMATS = {"int8": float(HIGH), "fp8": LARGEST}
-"""What the largest magnitude becomes, divided by the scale."""
+"""The number that the largest magnitude becomes after division by the scale."""
 
 
 class FakeQuantizer(ToFp8):
@@ -38,10 +38,10 @@ class FakeQuantizer(ToFp8):
     Exported as QuantizeLinear and DequantizeLinear.
 
     Attributes:
-        scale: float32, of no dimension, or ``(C,)`` along an axis.
-        axis: the axis, None for one scale.
+        scale: float32, a scalar or ``(C,)`` along an axis.
+        axis: the axis; None for one scale.
         enabled: whether it quantizes.
-        fp8: whether to fp8.
+        fp8: whether it quantizes to fp8.
     """
 
     scale: Tensor
@@ -94,12 +94,12 @@ class QuantizedLayer(nn.Module):
     output_axis = 0  # of the weight
 
     def quantizers(self) -> Iterator[FakeQuantizer]:
-        """Of its inputs and of its weight."""
+        """The quantizers of its inputs and its weight."""
         yield self.input_quantizer
         yield self.weight_quantizer
 
     def switch(self, on: bool) -> None:
-        """Has it compute with quantized numbers, or as it did before."""
+        """Switches between quantized and original computation."""
         for quantizer in self.quantizers():
             quantizer.enabled = on
 
@@ -175,10 +175,10 @@ _QUANTIZED: dict[type[nn.Module], type[QuantizedLayer]] = {
 
 
 def quantizable(model: nn.Module) -> dict[str, nn.Module]:
-    """Layers that :func:`to_quantized` knows, by name; of a layer that is used under several names, the first.
+    """Layers that :func:`to_quantized` supports, by name; the first name of a layer that has several.
 
-    Without those inside ``nn.MultiheadAttention`` and ``TransformerDecoder``, which read their weights and never call
-    them, and without those that compute their weight anew for every forward.
+    Layers inside ``nn.MultiheadAttention`` and ``TransformerDecoder`` are left out, because these read the weights
+    without calling the layers. Layers that compute their weight in every forward are left out too.
     """
     inside = [
         name
@@ -195,11 +195,11 @@ def quantizable(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def to_quantized(layer: nn.Module, largest: float, format: str = "int8") -> None:
-    """Makes a quantized layer of a layer, in place.
+    """Turns a layer into a quantized layer, in place.
 
     Args:
         layer: one of :func:`quantizable`.
-        largest: the magnitude of its inputs that the largest quantized number stands for.
+        largest: the input magnitude that the largest quantized number represents.
         format: one of :data:`FORMATS`.
     """
     kind = _QUANTIZED[type(layer)]
@@ -223,9 +223,9 @@ def step(largest: Tensor, format: str = "int8") -> Tensor:
 
 
 def always_called(model: nn.Module) -> None:
-    """Has encoder layers of torch.nn call their quantized layers without gradients, too.
+    """Makes torch.nn's encoder layers call their quantized layers also without gradients.
 
-    Their fast path is one function of the weights, which would compute as if nothing were quantized.
+    Their fast path is one function of the weights, which would ignore the quantizers.
     """
     for module in model.modules():
         if not isinstance(module, (nn.TransformerEncoderLayer, nn.TransformerEncoder)):

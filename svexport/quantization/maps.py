@@ -1,4 +1,4 @@
-"""svexport's layers that sample feature maps, with the maps in int8: QuantizeLinear right before the node."""
+"""svexport's layers that sample feature maps, with int8 maps: QuantizeLinear directly before the node."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ class QuantizedMaps(QuantizedLayer):
     """A layer that reads its feature maps in int8, and computes in floating point.
 
     Attributes:
-        map_quantizers: one a level, each with one scale.
+        map_quantizers: one per level, each with one scale.
     """
 
     map_quantizers: nn.ModuleList
 
     def quantizers(self) -> Iterator[FakeQuantizer]:
-        """Those of its maps, then those of its inputs and weight."""
+        """The quantizers of its maps, then those of its inputs and weight."""
         for quantizer in self.map_quantizers:
             assert isinstance(quantizer, FakeQuantizer)
             yield quantizer
 
     def quantized(self, maps: Sequence[Tensor]) -> tuple[list[Tensor], tuple[float, ...] | None]:
-        """Maps and what a step of each is worth; in floating point, None, where they need a gradient.
+        """The maps in int8 and the value of a step of each; or floating-point maps and None if they need a gradient.
 
         Raises:
-            ValueError: if there are more or fewer than were calibrated.
+            ValueError: if the number of maps differs from the calibrated one.
         """
         quantizers = list(self.quantizers())
         if len(maps) != len(quantizers):
@@ -139,7 +139,7 @@ _PLACES: dict[type[nn.Module], tuple[int, str]] = {
     MultiScaleDeformableSampling: (0, "value"),
     TransformerDecoder: (3, "features"),
 }
-"""Where forward has the maps."""
+"""The position and name of the maps among forward's arguments."""
 
 
 def readers(model: nn.Module) -> dict[str, nn.Module]:
@@ -148,7 +148,7 @@ def readers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def maps_of(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """What a call of one of :func:`readers` samples; none where not all of it is in floating point."""
+    """The maps that a call of one of :func:`readers` samples; empty unless all inputs are floating point."""
     place, name = _PLACES[type(layer)]
     maps = args[place] if len(args) > place else kwargs.get(name)
     if maps is None and isinstance(layer, Detr3DCrossAtten):
@@ -160,12 +160,12 @@ def maps_of(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def to_quantized_maps(layer: nn.Module, largest: Sequence[float], device: torch.device | None) -> None:
-    """Makes a quantized layer of a layer, in place.
+    """Turns a layer into a quantized layer, in place.
 
     Args:
         layer: one of :func:`readers`.
-        largest: the magnitude of each level that 127 stands for.
-        device: of the maps.
+        largest: the magnitude of each level that 127 represents.
+        device: device of the maps.
     """
     quantizers = [FakeQuantizer(step(torch.tensor(one, device=device))) for one in largest]
     layer.__class__ = _READERS[type(layer)]

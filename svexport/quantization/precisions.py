@@ -1,4 +1,4 @@
-"""Float, half and int8 side by side: how much of each layer's result is noise, and what becomes of a metric."""
+"""Compares float, half and int8: the noise in each layer's result, and the effect on a metric."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ __all__ = ["LayerSignal", "Precisions", "precisions"]
 
 @dataclass(frozen=True)
 class LayerSignal:
-    """What one module returns, in each precision.
+    """The noise in one module's result, for each precision.
 
     Attributes:
-        name: of the module; empty of the model as a whole.
-        kind: its class, in the float model.
-        signal: decibels of signal over noise against the float model, by precision; infinite where nothing differs,
-            NaN where numbers became not finite.
+        name: name of the module; empty for the model as a whole.
+        kind: its class in the float model.
+        signal: signal-to-noise ratio against the float model in decibels, by precision; infinite if nothing differs,
+            NaN if a value is not finite.
     """
 
     name: str
@@ -44,10 +44,10 @@ class Precisions:
 
     Attributes:
         model: class name of the float model.
-        names: of the precisions.
+        names: names of the precisions.
         layers: modules in order of execution.
         result: the model as a whole.
-        metric: of the float model (``"float"``) and of each precision; empty without one.
+        metric: metric of the float model (``"float"``) and of each precision; empty without a metric.
     """
 
     model: str
@@ -67,7 +67,7 @@ class Precisions:
         return plain(self.tables())
 
     def tables(self) -> list[Any]:
-        """As rich renderables: a line and a table."""
+        """The result as rich renderables: a line and a table."""
         from rich import box
         from rich.table import Table
         from rich.text import Text
@@ -79,7 +79,7 @@ class Precisions:
         return [Text(f"{self.model}: {self._verdict()}", "bold"), table]
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Writes it as one page, its picture inside.
+        """Writes the result as one page with an embedded picture.
 
         Raises:
             SvexportError: if it cannot be written.
@@ -90,7 +90,7 @@ class Precisions:
         return html.fragment(*self.html_body(html.image))
 
     def html_body(self, picture: Callable[..., str] = html.picture) -> list[str]:
-        """As pieces of a page; ``picture`` draws."""
+        """The result as pieces of a page; ``picture`` draws the figures."""
         header, *rows = self._rows()
         series = {name: [layer.signal[name] for layer in self.layers] for name in self.names}
         return [
@@ -120,17 +120,17 @@ def precisions(
     batches: Iterable[Any],
     metric: Callable[[Any, Any], float] | None = None,
 ) -> Precisions:
-    """Runs a float model beside copies of it in other precisions, and compares what each module returns.
+    """Runs a float model and copies of it in other precisions, and compares the results of each module.
 
     Args:
-        model: in float32.
-        others: by a name to show, models with modules of the same names: ``{"half": copy.deepcopy(model).half(),
+        model: the model in float32.
+        others: models with modules of the same names, by the name to show: ``{"half": copy.deepcopy(model).half(),
             "int8": svexport.quantize(model, batches)}``. They get the batches in the type of their parameters.
-        batches: held-out ones, as :func:`svexport.quantize` takes them.
-        metric: ``metric(outputs, batch)``, a number for a batch; its mean is shown for each.
+        batches: held-out batches, as for :func:`svexport.quantize`.
+        metric: ``metric(outputs, batch)`` returns a number for a batch; its mean is shown for each model.
 
     Raises:
-        SvexportError: without others or batches, or if no module of one has the name of one of the model.
+        SvexportError: without others or batches, or if one of the others shares no module name with the model.
         ExportError: if a batch does not fit ``forward``.
     """
     if not others:
@@ -175,7 +175,7 @@ _WHOLE: _Key = ("", 0)
 
 
 def _returned(model: nn.Module, batch: Any) -> tuple[dict[_Key, list[Tensor]], Any]:
-    """What each module returned, and the model."""
+    """The results of each module, and of the model."""
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     bound = bind(model, batch)
     bound.arguments = tree_map(

@@ -1,4 +1,4 @@
-"""int8, or fp8, with the scales that a few batches ask for."""
+"""Quantizes a model to int8 or fp8, with scales from a few batches."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def quantize(
     keep: Collection[str] = (),
     cache: str | os.PathLike[str] | None = None,
 ) -> nn.Module:
-    """A copy of a model whose layers compute with int8 or fp8 numbers, as TensorRT will: explicit quantization.
+    """Copies a model and quantizes its layers explicitly to int8 or fp8, as TensorRT will compute them.
 
     Every ``nn.Linear``, ``nn.Conv1d`` to ``3d`` and ``nn.ConvTranspose1d`` to ``3d`` gets fake quantizers, symmetric
     and 8 bits wide: one scale for its input, and one per output channel for its weight, that of the channel's largest
@@ -48,32 +48,32 @@ def quantize(
     from 19 on. svexport's layers that sample feature maps (:class:`svexport.ops.CameraSample`, ``Detr3DCrossAtten``,
     ``TransformerDecoder``, ``GridSample``, ``DeformConv2d``, ``ModulatedDeformConv2dPack``,
     ``MultiScaleDeformableAttention``, ``MultiScaleDeformableSampling``) read them in int8, with a scale per level:
-    QuantizeLinear goes right before the node, and the plugin reads int8. The copy can be trained on: gradients pass the
-    quantizers as if they were not there, where they do not clamp.
+    QuantizeLinear goes right before the node, and the plugin reads int8. The copy can be trained further: gradients
+    pass the quantizers unchanged where they do not clamp.
 
     Args:
-        model: the model, in float32 or half. It is left as it is.
-        batches: what ``forward`` is called with, a DataLoader perhaps: tensors, tuples or dicts, as
-            :func:`svexport.export` takes them. The model runs in eval mode, without gradients.
-        method: which magnitude of an input the largest quantized number stands for: ``"minmax"`` the largest;
-            ``"percentile"`` the one that ``percentile`` per cent of all elements do not exceed; of int8 also ``"mse"``,
-            that of the least squared error, and ``"entropy"``, that of the least Kullback-Leibler divergence, as
-            TensorRT has it. Default: ``"entropy"`` of int8, ``"minmax"`` of fp8, whose steps grow with the numbers.
+        model: the model, in float32 or half. It is not changed.
+        batches: arguments of ``forward``, for example from a DataLoader: tensors, tuples or dicts, as for
+            :func:`svexport.export`. The model runs in eval mode, without gradients.
+        method: the input magnitude that the largest quantized number represents: ``"minmax"``: the largest;
+            ``"percentile"``: the one that ``percentile`` per cent of all elements do not exceed; for int8 also
+            ``"mse"``: that of the least squared error, and ``"entropy"``: that of least Kullback-Leibler divergence,
+            as in TensorRT. Default: ``"entropy"`` for int8, ``"minmax"`` for fp8, whose steps grow with the numbers.
         percentile: for the method of that name, in per cent.
-        format: ``"int8"``, or ``"fp8"``, E4M3, which GPUs have from compute capability 8.9 on, TensorRT from 9.0.
-        keep: names of layers that stay as they are, also patterns of them: ``"head.*"``.
-        cache: a file for what was seen of the batches. A calibration that was interrupted goes on where it was, with
-            the same batches in the same order, and another method needs none of them again.
+        format: ``"int8"``, or ``"fp8"`` (E4M3), which GPUs support from compute capability 8.9 on, TensorRT from 9.0.
+        keep: names of layers, or patterns of names (``"head.*"``), that are not quantized.
+        cache: a file that stores the calibration. An interrupted calibration continues with the same batches in the
+            same order, and another method can use the file without running them again.
 
     Returns:
-        The copy. Its ``state_dict`` has the keys of the model's, and ``<layer>.input_quantizer.scale`` and
-        ``<layer>.weight_quantizer.scale``, or ``<layer>.map_quantizers.<level>.scale``. Layers that no
-        batch reached stay as they are.
+        The copy. Its ``state_dict`` has the model's keys, and ``<layer>.input_quantizer.scale`` and
+        ``<layer>.weight_quantizer.scale``, or ``<layer>.map_quantizers.<level>.scale``. Layers that no batch reaches
+        are not quantized.
 
     Raises:
-        SvexportError: without a layer to quantize or without batches, if an input of a layer is not finite, if nothing
-            is named like a name in ``keep``, if ``method``, ``percentile`` or ``format`` is none, or if ``cache`` is
-            not this model's.
+        SvexportError: without a layer to quantize or without batches, if an input of a layer is not finite, if a name
+            in ``keep`` matches nothing, if ``method``, ``percentile`` or ``format`` is invalid, or if ``cache`` belongs
+            to another model.
         ExportError: if a batch does not fit ``forward``.
     """
     method = _method(method, format)
@@ -156,7 +156,7 @@ def _calibrated(
 
 
 def _of(name: str, histograms: Mapping[str, Histogram]) -> list[Histogram]:
-    """That of a layer's input, or of each level of its maps."""
+    """The histogram of a layer's input, or of each level of its maps."""
     levels = takewhile(histograms.__contains__, (f"{name}:{level}" for level in count()))
     return [histograms[place] for place in ([name] if name in histograms else levels)]
 

@@ -1,4 +1,4 @@
-"""Which layers a quantized model suffers from, and which to keep for a given loss."""
+"""Finds the layers that hurt a quantized model most, and those to keep unquantized for a given loss."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _DRAWN = 40
 
 @dataclass(frozen=True)
 class LayerSensitivity:
-    """What one layer does to the results.
+    """The effect of one layer on the results.
 
     Attributes:
-        name: of the layer.
-        loss: with this layer alone quantized.
-        rest: with this layer and all before it in the ranking as they were, and the others quantized.
+        name: name of the layer.
+        loss: the loss with only this layer quantized.
+        rest: the loss with this layer and all before it in the ranking unquantized, and the others quantized.
     """
 
     name: str
@@ -47,10 +47,10 @@ class Sensitivity:
 
     Attributes:
         model: class name of the model.
-        loss: of the model with all its layers quantized.
-        unit: what losses are: ``"metric"``, what the user's metric falls by, or ``"noise"``, the noise's part of the
-            results' power.
-        layers: the most sensitive first.
+        loss: the loss of the model with all its layers quantized.
+        unit: the kind of losses: ``"metric"``, the decrease of the user's metric, or ``"noise"``, the share of noise in
+            the results' power.
+        layers: the layers, the most sensitive first.
     """
 
     model: str
@@ -59,11 +59,11 @@ class Sensitivity:
     layers: list[LayerSensitivity]
 
     def keep(self, loss: float) -> list[str]:
-        """The fewest layers from the top of the ranking with which no more than ``loss`` was lost, for
+        """The fewest layers from the top of the ranking to keep unquantized so that the loss is at most ``loss``, for
         ``svexport.quantize(model, batches, keep=…)``.
 
         Raises:
-            SvexportError: if even without any quantized layer more was lost: a metric that differs from run to run.
+            SvexportError: if the loss is larger even without any quantized layer: the metric differs from run to run.
         """
         if self.loss <= loss:
             return []
@@ -76,7 +76,7 @@ class Sensitivity:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain JSON-serializable values."""
+        """The result as plain JSON-serializable values."""
         layers = [{"name": one.name, "loss": one.loss, "rest": one.rest} for one in self.layers]
         return {"model": self.model, "loss": self.loss, "unit": self.unit, "layers": layers}
 
@@ -88,7 +88,7 @@ class Sensitivity:
         return plain(self.tables())
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Writes the ranking as one page, its picture inside.
+        """Writes the ranking as one page with an embedded picture.
 
         Raises:
             SvexportError: if it cannot be written.
@@ -127,14 +127,14 @@ class Sensitivity:
 def sensitivity(
     model: nn.Module, batches: Iterable[Any], metric: Callable[[Any, Any], float] | None = None
 ) -> Sensitivity:
-    """Ranks the layers of a quantized model by what is lost when each alone is quantized.
+    """Ranks the layers of a quantized model by the loss when each layer alone is quantized.
 
-    The model runs twice as often over the batches as it has quantized layers.
+    The model runs over the batches twice for each quantized layer.
 
     Args:
-        model: of :func:`svexport.quantize`. It is left as it is.
-        batches: held-out ones; kept in memory.
-        metric: ``metric(outputs, batch)``, a number for a batch, the larger the better; its mean counts. ``None``
+        model: a model from :func:`svexport.quantize`. It is not changed.
+        batches: held-out batches, which are kept in memory.
+        metric: ``metric(outputs, batch)`` returns a number for a batch, larger is better; its mean is used. ``None``
             measures noise: the squared difference from the outputs without quantization, relative to their square.
 
     Raises:
@@ -171,7 +171,7 @@ def _kept(layers: Iterable[QuantizedLayer]) -> Iterator[None]:
 
 
 class _Loss:
-    """What is lost with some layers quantized, against none."""
+    """The loss with some layers quantized, relative to none."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""TensorRT's calibration table: the scales of tensors of a network, as its int8 calibrators keep them in a file."""
+"""TensorRT's calibration table: the file in which its int8 calibrators store the scales of a network's tensors."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ _LAYERS = {"Conv": 0, "ConvTranspose": 1, "MatMul": 1, "Gemm": 1}
 class CalibrationTable:
     """Scales by tensor, in the text format of ``IInt8Calibrator.writeCalibrationCache`` and ``trtexec --calib``.
 
-    A line for each: ``name: 3c010a14``, the bits of a float32, the largest magnitude divided by 127. Source: NVIDIA's
+    Each has a line ``name: 3c010a14``: the bits of a float32, the largest magnitude divided by 127. Source: NVIDIA's
     sampleINT8, "Calibration file".
 
     Attributes:
-        scales: by name of the tensor in the ONNX file.
-        version: of TensorRT, as ``NV_TENSORRT_VERSION``: 8601 is 8.6.1, 100100 is 10.1.0. TensorRT calibrates anew
-            where it is another.
+        scales: scales by the tensor's name in the ONNX file.
+        version: TensorRT version, as ``NV_TENSORRT_VERSION``: 8601 is 8.6.1, 100100 is 10.1.0. Another TensorRT
+            version calibrates again.
         algorithm: ``"EntropyCalibration2"``, ``"MinMaxCalibration"``, ….
     """
 
@@ -73,7 +73,7 @@ class CalibrationTable:
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> CalibrationTable:
         """Raises:
-        SvexportError: if there is no such file, or it is no calibration table.
+        SvexportError: if the file does not exist, or is not a calibration table.
         """
         place = Path(path)
         try:
@@ -104,12 +104,12 @@ class CalibrationTable:
 
     @classmethod
     def of(cls, model: onnx.ModelProto | str | os.PathLike[str], version: int = 8601) -> CalibrationTable:
-        """Of what a file quantizes by one scale: the tensors before its QuantizeLinear nodes, but for constants.
+        """The table of the tensors that a file quantizes by one scale: inputs of QuantizeLinear, except constants.
 
-        For a TensorRT that calibrates (below 11), beside the file without these nodes.
+        It is for a TensorRT that calibrates (below 11), together with the file without these nodes.
 
         Raises:
-            SvexportError: if there is no such file, or nothing in it is quantized so.
+            SvexportError: if the file does not exist, or quantizes no tensor in this way.
         """
         scales: dict[str, float] = {}
         for scope in scopes(_loaded(model)):
@@ -126,18 +126,18 @@ class CalibrationTable:
     def quantized(
         self, model: onnx.ModelProto | str | os.PathLike[str], path: str | os.PathLike[str] | None = None
     ) -> onnx.ModelProto:
-        """A file quantized explicitly, as TensorRT 11 asks for, by the scales of a table that TensorRT 8 or 10 made.
+        """Quantizes a file explicitly, as TensorRT 11 requires, by the scales of a table from TensorRT 8 or 10.
 
-        Products with constant weights (Conv, ConvTranspose, MatMul, Gemm) whose input the table has a scale for get
-        QuantizeLinear and DequantizeLinear before their input, and before their weights, of which each output channel
-        has a scale of its own.
+        Products with constant weights (Conv, ConvTranspose, MatMul, Gemm) whose input has a scale in the table get
+        QuantizeLinear and DequantizeLinear before their input, and before their weights, with one scale per output
+        channel.
 
         Args:
             model: an ONNX model or its path, at opset 13 or later.
             path: where to write the result, if anywhere.
 
         Raises:
-            SvexportError: if there is no such file, its opset is lower, or the table names no input of a product in it.
+            SvexportError: if the file does not exist, its opset is lower, or the table names no input of a product.
         """
         result = onnx.ModelProto()
         result.CopyFrom(_loaded(model))
@@ -186,7 +186,7 @@ def _can_hold(scope: Scope) -> bool:
 
 
 def _channel_axis(node: onnx.NodeProto, weight: npt.NDArray[np.generic] | None) -> int | None:
-    """Of the weights of a product; None of another node, and of weights that are not float32."""
+    """The channel axis of the weights of a product; None for another node, and for weights that are not float32."""
     axis = next((axis for kind, axis in _LAYERS.items() if is_standard(node, kind)), None)
     if axis is None or weight is None or weight.dtype != np.float32 or weight.ndim < 2 or not weight.size:
         return None

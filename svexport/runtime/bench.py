@@ -1,4 +1,4 @@
-"""Engines and torch beside one another in time: interleaved runs in one process, and how far each is from torch."""
+"""Times engines and torch by interleaved runs in one process, and compares the outputs of each with torch's."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ __all__ = ["Bench", "Timing", "bench"]
 
 _WARM_UP = 3
 _MOST = 100_000
-"""Runs of each, whatever the time."""
+"""The maximum number of runs of each contender, however short a run is."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """What one contender took.
+    """The run times and errors of one contender.
 
     Attributes:
-        name: of the contender.
-        device: it ran on.
-        milliseconds: of every run, in order.
+        name: name of the contender.
+        device: device that it ran on.
+        milliseconds: time of every run, in order.
         error: the largest absolute difference from torch; None for torch itself.
         ok: whether all outputs are within :func:`svexport.compare`'s tolerances; None for torch itself.
-        memory: most bytes of the GPU that torch held while it ran, over what it held before; None on the CPU. What
-            TensorRT and ONNX Runtime allocate themselves is not in it.
+        memory: peak GPU memory of torch's allocator during the runs minus that before, in bytes; None on the CPU. It
+            does not count what TensorRT and ONNX Runtime allocate themselves.
     """
 
     name: str
@@ -56,22 +56,22 @@ class Timing:
     memory: int | None = None
 
     def percentile(self, percent: float) -> float:
-        """In milliseconds: the run below which so many of 100 lie."""
+        """The given percentile of the run times, in milliseconds."""
         ordered = sorted(self.milliseconds)
         return ordered[min(int(len(ordered) * percent / 100), len(ordered) - 1)]
 
     @property
     def median(self) -> float:
-        """In milliseconds."""
+        """The median run time, in milliseconds."""
         return statistics.median(self.milliseconds)
 
     @property
     def throughput(self) -> float:
-        """Runs a second, one after the other."""
+        """Runs per second, one run after the other."""
         return 1e3 * len(self.milliseconds) / sum(self.milliseconds)
 
     def to_dict(self) -> dict[str, Any]:
-        """Its times and error, for JSON."""
+        """The times and the error, as JSON-serializable values."""
         percentiles = {f"p{p}": self.percentile(p) for p in (50, 90, 99)}
         return {**asdict(self), "milliseconds": {"min": min(self.milliseconds), **percentiles, "median": self.median},
                 "runs": len(self.milliseconds), "throughput": self.throughput}  # fmt: skip
@@ -84,7 +84,7 @@ class Bench:
     Attributes:
         model: class name of the torch model.
         inputs: name -> ``"float32[1, 3, 224, 224]"``.
-        timings: of each contender, torch's first.
+        timings: one per contender, torch's first.
         notes: how it was measured.
     """
 
@@ -95,7 +95,7 @@ class Bench:
 
     @property
     def ok(self) -> bool:
-        """Whether every contender computes what torch does."""
+        """Whether every contender agrees with torch."""
         return all(t.ok is not False for t in self.timings)
 
     def __getitem__(self, name: str) -> Timing:
@@ -105,7 +105,7 @@ class Bench:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but single runs, as plain JSON-serializable values."""
+        """All results except the times of single runs, as plain JSON-serializable values."""
         return {
             "model": self.model,
             "ok": self.ok,
@@ -147,7 +147,7 @@ class Bench:
         return html.fragment(*self.html_body(html.image))
 
     def html_body(self, picture: Callable[..., str] = html.picture) -> list[str]:
-        """The result as pieces of a page; ``picture`` draws."""
+        """The result as pieces of a page; ``picture`` draws the figures."""
         header, *rows = self._rows()
         wrong = [i for i, t in enumerate(self.timings) if t.ok is False]
         drawn = picture("milliseconds of the runs of each", timing_figure, self.timings)
@@ -177,7 +177,7 @@ class _Contender:
     memory: int | None = None
 
     def run(self, number: int) -> None:
-        """Once, on the copy of that number; the time until the device has done it."""
+        """Runs once, on input copy ``number``, and records the time until the device has finished."""
         started = time.perf_counter()
         self.calls[number % len(self.calls)]()
         self.wait()
@@ -198,28 +198,28 @@ def bench(
     compiled: bool = False,
     copies: int = 4,
 ) -> Bench:
-    """Times a torch model and what was made of it, and compares their results.
+    """Times a torch model and engines made from it, and compares their outputs.
 
     >>> print(svexport.bench(model, ["model.onnx", "model.engine"], (images,)))
 
-    They run one after the other again and again, in an order that turns with every round, so that what happens on the
-    machine meanwhile is everybody's; each round on another copy of the inputs, which lie on the contender's device
-    before its time begins. A time is the wall clock's from the call to the end of the work on the device.
+    The contenders run in turn for many rounds, and the order rotates every round, so that a disturbance of the machine
+    affects all of them. Each round uses another copy of the inputs, which is on the contender's device before its time
+    starts. A time is wall-clock time from the call until the device has finished.
 
     Args:
         model: the torch model, run in eval mode without gradients.
         others: engines, paths for :func:`svexport.load`, torch models or functions of the same arguments: one, a
-            sequence, or a dict by the names to show.
+            sequence, or a dict from the names to show.
         args: as for :func:`svexport.export`.
-        seconds: time for each contender; at least 10 runs.
-        runs: so many runs of each, whatever time they take.
-        compiled: ``torch.compile`` of the model takes part.
-        copies: of the inputs.
+        seconds: time for each contender, which makes at least 10 runs.
+        runs: number of runs of each contender, instead of ``seconds``.
+        compiled: also time ``torch.compile`` of the model.
+        copies: number of copies of the inputs.
 
     Raises:
         ExportError: if the arguments do not fit ``forward``.
         EngineError: if they do not fit an engine, or it cannot be loaded or run.
-        SvexportError: on names that are there twice, or numbers below 1.
+        SvexportError: on duplicate names, or numbers below 1.
     """
     whole = [copies, *([] if runs is None else [runs])]
     if not all(isinstance(n, int) and n >= 1 for n in whole) or not (isinstance(seconds, (int, float)) and seconds > 0):
@@ -315,7 +315,7 @@ def _measure(contenders: Sequence[_Contender], seconds: float, runs: int | None)
 
 
 def timing_figure(timings: Sequence[Timing]) -> Figure:
-    """Every contender's runs as a bar from p10 to p90 with a tick at the median."""
+    """Draws every contender's runs as a bar from p10 to p90 with a tick at the median."""
     figure = html.blank(0.6 + 0.45 * len(timings))
     axes = figure.add_subplot()
     for row, timing in enumerate(timings):

@@ -1,7 +1,7 @@
-"""The inside of a TensorRT engine: it is built again with a few more outputs at a time, until an error is cornered.
+"""Finds the layer of a TensorRT engine where an error begins, by rebuilding it with a few more outputs at a time.
 
-Every output keeps TensorRT from fusing what lies on both sides of it. With all of them at once it would be another
-engine; a few change little, and whether the error is still there is looked at each time.
+An output keeps TensorRT from fusing the layers on both sides of it. All outputs at once would make a different engine.
+A few change little, and each build checks that the error is still there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["PROBES", "EngineLayers"]
 
 PROBES = 3
-"""So many outputs are added at a time."""
+"""The number of layers whose outputs are added per build."""
 
 
 class EngineLayers(OnnxLayers):
@@ -31,12 +31,12 @@ class EngineLayers(OnnxLayers):
 
     Args:
         source: the file.
-        feeds: its inputs, in order.
-        build: an engine of a model with more outputs, for these inputs.
-        failed: the names of its outputs that are outside the tolerances.
-        every: compare all layers, a few at a time, in place of bisecting.
-        agrees: whether the file's own outputs, of a run of an engine with more, are within the tolerances.
-        notes: what is found on the way.
+        feeds: the inputs of the file, in order.
+        build: builds an engine of a model with more outputs, for these inputs.
+        failed: the names of the file's outputs that are outside the tolerances.
+        every: compare all layers, a few at a time, instead of bisecting.
+        agrees: whether the file's own outputs, computed by an engine with more outputs, are within the tolerances.
+        notes: findings are appended here.
     """
 
     bisects = True
@@ -56,7 +56,7 @@ class EngineLayers(OnnxLayers):
         self._builds = 0
 
     def groups(self, layers: Sequence[Layer], calls: Sequence[Call]) -> Groups:
-        """Yields indices of layers, in groups that one engine is built for."""
+        """Yields groups of layer indices; one engine is built per group."""
         if self._every:
             for start in range(0, len(layers), PROBES):
                 yield list(range(start, min(start + PROBES, len(layers))))
@@ -73,7 +73,7 @@ class EngineLayers(OnnxLayers):
                 break
             group = sorted({left[number * len(left) // (PROBES + 1)] for number in range(1, PROBES + 1)})
             found = yield group
-            before.look_through(set(group) - set(found))  # what could not be compared tells nothing
+            before.look_through(set(group) - set(found))  # skip layers that could not be compared
             verdicts |= found
             worst = min([number for number, ok in verdicts.items() if not ok], default=None)
         self._notes.append(
@@ -82,14 +82,14 @@ class EngineLayers(OnnxLayers):
         )
 
     def fetch(self, layers: Sequence[Layer]) -> list[list[Tensor]]:
-        """The values of each of these layers, in one build."""
+        """The values of each of these layers, from one build."""
         names = list(dict.fromkeys(value for layer in layers for value in layer.values))
         phase(f"building an engine that shows {', '.join(names)}")
         try:
             with self._build(self._with_outputs(names)) as probe:
                 outputs = probe.run(self._feeds)
         except SvexportError as error:
-            if len(layers) > 1:  # most of them may be shown all the same
+            if len(layers) > 1:  # most of them may work one by one
                 return [self.fetch([layer])[0] for layer in layers]
             reason = str(error).split("\n")[0]
             self._notes.append(f"{', '.join(names)} cannot be made outputs of an engine, so looked through: {reason}")
@@ -124,18 +124,18 @@ class _Before:
         self._direct: dict[int, list[int]] = {}
 
     def look_through(self, layers: Collection[int]) -> None:
-        """As if they were none."""
+        """Treats these layers as absent, so that searches continue to the layers before them."""
         if layers:
             self._skipped |= set(layers)
             self._direct.clear()
 
     def candidates(self, worst: int | None, outputs: Sequence[str], verdicts: Mapping[int, bool]) -> list[int]:
-        """The layers that an error may have come from and that nothing is known of, in order; none if it begins here.
+        """The layers not yet compared that an error may come from, in order; empty if the error begins at ``worst``.
 
         Args:
             worst: the layer that differs; None for ``outputs``.
             outputs: names of values.
-            verdicts: of layers that were compared, whether they agree.
+            verdicts: for each compared layer, whether it agrees.
         """
         end = len(self._layers)
         direct = self._nearest(outputs, end) if worst is None else self._of(worst)
@@ -144,11 +144,11 @@ class _Before:
         above = set(direct).union(*(self._above(number) for number in direct))
         behind: set[int] = set().union(*(self._above(number) for number in above if verdicts.get(number)))
         unknown = [number for number in above if number not in verdicts]
-        # What lies before a layer that agrees is looked at last: an error there may be hidden from it.
+        # Layers before one that agrees come last: that layer may still hide an error of theirs.
         return sorted([number for number in unknown if number not in behind] or set(direct) - set(verdicts))
 
     def _above(self, number: int) -> set[int]:
-        """All layers that one is computed from."""
+        """All layers that layer ``number`` is computed from."""
         found: set[int] = set()
         stack = [number]
         while stack:
@@ -164,7 +164,7 @@ class _Before:
         return self._direct[number]
 
     def _nearest(self, values: Sequence[str], limit: int) -> list[int]:
-        """The layers before ``limit`` that one comes to first on the way back from values."""
+        """The layers before ``limit`` that a search backward from ``values`` reaches first."""
         owners: dict[str, int] = {}
         for number in range(limit - 1, -1, -1):
             if number not in self._skipped:
@@ -185,7 +185,7 @@ class _Before:
 
 
 def _inputs(node: onnx.NodeProto) -> list[str]:
-    """Values that a node reads, those that graphs inside it do among them."""
+    """Values that a node reads, including those read by its subgraphs."""
     return [name for name in _read(node) if name]
 
 

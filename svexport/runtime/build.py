@@ -1,4 +1,4 @@
-"""``svexport.build``: an engine of TensorRT from an ONNX file."""
+"""``svexport.build``: builds a TensorRT engine from an ONNX file."""
 
 from __future__ import annotations
 
@@ -44,47 +44,47 @@ def build(
     check: bool = True,
     device: str | torch.device | None = None,
 ) -> TensorRTEngine:
-    """Builds an engine of TensorRT (8.6 or later), on the GPU that it is for.
+    """Builds a TensorRT engine (8.6 or later), on the GPU that it is for.
 
     >>> images = (1, 3, 224, 224), (4, 3, 224, 224), (8, 3, 224, 224)
     >>> engine = svexport.build("model.onnx", "model.engine", shapes={"images": images})
     >>> print(engine.report)
 
-    From TensorRT 10 on the types are those of the file; before, what the file has of half precision and of quantizers
-    is allowed by flags. Plugins for svexport nodes are registered first (:func:`svexport.tensorrt.register_plugins`);
-    bodies are taken out for a TensorRT that would run them in place of plugins. Ctrl-C ends the build and leaves no
-    file; TensorRT before 10 hears it when it has ended by itself.
+    From TensorRT 10 on the engine has the types of the file; before, flags allow the half precision and the quantizers
+    that the file has. Plugins for svexport nodes are registered first (:func:`svexport.tensorrt.register_plugins`).
+    Bodies are removed for a TensorRT that would run them instead of the plugins. Ctrl-C ends the build and leaves no
+    file; TensorRT before 10 reacts to it only after the build has finished.
 
     Args:
         onnx: the path of an ONNX file, or a model in memory.
-        path: the engine's file; default: that of the ONNX file, as ``.engine``. A model in memory is not written
-            without one.
+        path: the engine's file; default: that of the ONNX file, as ``.engine``. An engine of a model in memory is
+            written only if a path is given.
         shapes: sizes to build for, by input: ``(smallest, usual, largest)`` shape, or one for all three. Several
-            mappings in a list make several profiles. What is left out follows from sizes of the same name, else an open
-            first axis is 1 to 8, which the report says; any other open axis is an error that says what to give.
-        values: likewise, of inputs whose numbers are sizes (of a Reshape, say).
+            mappings in a list make several profiles. Missing sizes follow from sizes of the same name; otherwise an
+            open first axis is 1 to 8, which the report says. Any other open axis is an error that says what to give.
+        values: likewise, for inputs whose values are sizes (for a Reshape, for example).
         fp16: before TensorRT 10: also compute in half where that is faster.
-        tf32: multiply float32 in TF32, 1e-3 off.
-        optimization_level: 0 to 5: how long to look for fast kernels; default: TensorRT's.
-        workspace: scratch memory, in bytes or as ``"4G"``; default: all there is.
-        dla_core: run on this DLA of a Jetson or DRIVE what it takes, and the rest on the GPU.
-        version_compatible: the engine loads in later versions of this major one (``load(…, trusted=True)``), with the
-            plugin library in it.
+        tf32: multiply float32 in TF32, with errors of 1e-3.
+        optimization_level: 0 to 5: how long to search for fast kernels; default: TensorRT's.
+        workspace: scratch memory, in bytes or as ``"4G"``; default: all memory.
+        dla_core: run what this DLA of a Jetson or DRIVE supports on it, and the rest on the GPU.
+        version_compatible: the engine loads in later versions of the same major version (``load(…, trusted=True)``)
+            and contains the plugin library.
         hardware_compatibility: ``"ampere+"`` or ``"same"`` (compute capability): the engine runs on other GPUs too.
-        strip_weights: leave the weights out of the plan; ``load(…, refit="model.onnx")`` puts them in.
-        refit: weights can be exchanged by :meth:`TensorRTEngine.refit`.
-        plugins: the plugin library; default: as :func:`svexport.tensorrt.register_plugins`.
-        timing_cache: timings of kernels that builds before have measured: True for those in svexport's cache, by device
-            and version; a path; False for none.
-        check: hold the file to what this TensorRT parses first (:func:`svexport.check`), before minutes of building.
+        strip_weights: leave the weights out of the plan; ``load(…, refit="model.onnx")`` adds them.
+        refit: weights can be replaced by :meth:`TensorRTEngine.refit`.
+        plugins: the plugin library; default: as for :func:`svexport.tensorrt.register_plugins`.
+        timing_cache: kernel timings measured by earlier builds: True for those in svexport's cache, by device and
+            version; a path; False for none.
+        check: before minutes of building, check the file against what this TensorRT parses (:func:`svexport.check`).
         device: ``"cuda"`` or ``"cuda:1"``; default: torch's current one.
 
     Returns:
-        The engine, loaded from its file; ``engine.report`` says what was built.
+        The engine, loaded from its file; ``engine.report`` describes the build.
 
     Raises:
         BuildError: if the file is refused, does not parse, or does not build, with TensorRT's reason.
-        UnsupportedError: if this version of TensorRT lacks what is asked for.
+        UnsupportedError: if this version of TensorRT lacks a requested feature.
         BackendNotAvailableError: without TensorRT 8.6 or later, or without a GPU.
         PluginBuildError: if the plugin library cannot be loaded.
     """
@@ -188,10 +188,10 @@ def _report(
 
 
 def engine_path(source: Source, path: str | os.PathLike[str] | None) -> Path | None:
-    """Where the engine goes.
+    """The path of the engine file.
 
     Raises:
-        BuildError: if nothing can be written there, before minutes of building.
+        BuildError: if it is not writable; raised before the build, which takes minutes.
     """
     from svexport import html
     from svexport.errors import SvexportError

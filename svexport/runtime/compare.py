@@ -1,4 +1,4 @@
-"""Torch beside an engine: every output, and layer by layer, so that one sees where an error begins."""
+"""Compares an engine with torch: every output, and layer by layer, to find where an error begins."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from svexport.tracing.state import unchanged
 __all__ = ["Comparison", "compare", "feeds_of", "named", "paired"]
 
 _SHOWN = 8
-"""Of more layers than this, a page folds the rest."""
+"""The number of layers that a page shows; it folds the rest."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -46,8 +46,8 @@ class Comparison:
         outputs: one entry per output.
         layers: one entry per compared layer output, in order of execution; empty unless asked for.
         notes: remarks: data types that were converted, layers that could not be compared.
-        sources: by the name of a layer, the model's line that its last node came from or else that called it.
-        where: in each output outside the tolerances, and in the first such layer, the error lies.
+        sources: by layer name, the line of the model that its last node came from, or else the line that called it.
+        where: where the error lies, for each output outside the tolerances and for the first such layer.
     """
 
     model: str
@@ -67,13 +67,13 @@ class Comparison:
 
     @property
     def worst(self) -> Parity:
-        """The output furthest off: by ``max_rel``, of those outside the tolerances if there are any."""
+        """The output with the largest ``max_rel``, among those outside the tolerances if there are any."""
         return max(self.outputs, key=lambda p: (not p.ok, p.max_rel))
 
     @property
     def first(self) -> Parity | None:
-        """The first layer outside the tolerances: an error begins in it, or in what the forward around it computes
-        between it and the layer before. None if all agree or none was compared."""
+        """The first layer outside the tolerances. An error begins in it, or in the surrounding forward between the
+        previous layer and this one. None if all agree or none was compared."""
         return next((p for p in self.layers if not p.ok), None)
 
     def to_dict(self) -> dict[str, Any]:
@@ -121,7 +121,7 @@ class Comparison:
         return tables
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Writes the comparison as one page, its pictures inside.
+        """Writes the comparison as one page with embedded pictures.
 
         Raises:
             SvexportError: if it cannot be written.
@@ -132,7 +132,7 @@ class Comparison:
         return html.fragment(*self.html_body(html.image))
 
     def html_body(self, picture: Callable[..., str] = html.picture) -> list[str]:
-        """The comparison as pieces of a page: verdict, outputs, layers, notes; ``picture`` draws."""
+        """The comparison as pieces of a page: verdict, outputs, layers, notes; ``picture`` draws the figures."""
         failed = [i for i, p in enumerate(self.outputs) if not p.ok]
         body = [
             html.verdict(self._verdict().capitalize(), "ok" if self.ok else "fail"),
@@ -154,7 +154,7 @@ class Comparison:
         return html.note(f"{one.name} differs {one}") + picture(f"errors in {one.name} by axis", html.where_figure, one)
 
     def _html_layers(self, picture: Callable[..., str]) -> list[str]:
-        """All layers drawn, and in a table; of many, those where an error begins or else the worst, the rest folded."""
+        """Draws all layers and lists them in a table. Many are folded but those where an error begins, or the worst."""
         errors = picture("errors layer by layer", html.layer_figure, self.layers, self.atol)
         everything = range(len(self.layers))
         first = next((i for i, p in enumerate(self.layers) if p is self.first), None)
@@ -245,39 +245,39 @@ def compare(
     samples: Iterable[Any] | None = None,
     metric: Callable[[Any, Any], Any] | None = None,
 ) -> Comparison | SampleComparison:
-    """Runs a torch model and an engine on the same inputs and compares what comes out.
+    """Runs a torch model and an engine on the same inputs and compares their outputs.
 
-    The model runs in eval mode without gradients and is left as it was, ``F.grid_sample`` in half precision as on CUDA,
-    with coordinates in float32, which is noted. Where the engine's floating-point or integer type is another than
-    torch's (a half file beside a float model), values are converted, and noted, before they are compared. What
-    quantizers make of rounding errors is allowed, and noted, as by :func:`svexport.export`.
+    The model runs in eval mode without gradients, and its state is restored. ``F.grid_sample`` in half precision runs
+    as on CUDA, with coordinates in float32; a note says so. If the engine's floating-point or integer type differs from
+    torch's (a half file and a float model), values are converted before they are compared, with a note. Rounding errors
+    amplified by quantizers are allowed, with a note, as in :func:`svexport.export`.
 
     Args:
         model: the torch model.
         engine: an engine, the path of a file for :func:`svexport.load`, or a second torch model or function that takes
             the same arguments.
-        args: what ``forward`` is called with, as for :func:`svexport.export` and with its defaults: a tuple, a dict by
+        args: the arguments of ``forward``, as for :func:`svexport.export` and with its defaults: a tuple, a dict by
             parameter name, or a single argument.
-        layers: True compares the outputs of all submodules as well, a list of submodule names only those. It needs an
+        layers: True also compares the outputs of all submodules; a list of names compares those submodules. It needs an
             ONNX engine, whose nodes name the module they came from, or a second torch model. A module that the exporter
-            folded into another is compared together with it (``conv+bn``). An engine of TensorRT is built again with
-            a few more outputs at a time; True bisects, until the first module that differs is found.
-        onnx: the file that an engine of TensorRT was built from, for ``layers``; default: what :func:`svexport.build`
-            built it from.
+            folded into another is compared together with it (``conv+bn``). A TensorRT engine is rebuilt with a few more
+            outputs at a time; True bisects until the first module that differs is found.
+        onnx: for ``layers``, the file that a TensorRT engine was built from; default: the file that
+            :func:`svexport.build` used.
         rtol: relative tolerance; default: 1e-3, or what a half type that either computes with can resolve.
         atol: absolute tolerance; default: 1e-4, or what a half type can resolve.
-        samples: in place of ``args`` an iterable of such, a DataLoader perhaps: statistics over all of them, and the
-            worst kept. ``engine`` may be several then, in a list or in a dict by name.
+        samples: instead of ``args``, an iterable of them, such as a DataLoader: the result has statistics over all, and
+            keeps the worst. ``engine`` may then be several, in a list or in a dict by name.
         metric: with ``samples``, ``metric(outputs, sample)`` returns a number or a dict of numbers, for torch and each
-            engine; their means stand beside the errors. ``outputs`` is a tensor, or several by position and name.
+            engine; the result shows their means. ``outputs`` is a tensor, or several by position and name.
 
     Returns:
-        A :class:`Comparison`; of samples a :class:`~svexport.runtime.samples.SampleComparison`.
+        A :class:`Comparison`; for samples a :class:`~svexport.runtime.samples.SampleComparison`.
 
     Raises:
-        ExportError: if the arguments do not fit ``forward``, or the tolerances are no numbers from 0 on.
+        ExportError: if the arguments do not fit ``forward``, or a tolerance is not a number of at least 0.
         EngineError: if they do not fit the engine, or it cannot be loaded or run.
-        UnsupportedError: if ``layers`` is asked of an engine that does not show its insides.
+        UnsupportedError: if ``layers`` is requested for an engine that does not expose its inner values.
         SvexportError: if the two do not have the same number of outputs, or a layer is not a submodule.
     """
     if not isinstance(model, nn.Module):
@@ -306,7 +306,7 @@ def compare(
         torch.no_grad(),
         AsInFiles() as as_files,
     ):
-        expected = flat(*(t.clone() for t in tensors))  # a model may work on its inputs in place
+        expected = flat(*(t.clone() for t in tensors))  # a model may change its inputs in place
         if layers:
             _check_inside(engine, other, onnx, title)
         if isinstance(other, Engine):
@@ -345,7 +345,7 @@ def compare(
 
 
 def _check_inside(engine: Any, other: Engine | FlatModel, onnx: Any, title: str) -> None:
-    """Whether it shows its insides, before anything is run."""
+    """Raises, before anything runs, if the engine does not expose its inner values."""
     if isinstance(other, OnnxEngine) or (isinstance(other, FlatModel) and isinstance(engine, nn.Module)):
         return
     if not isinstance(other, Engine) or not hasattr(other, "built_from"):
@@ -357,7 +357,7 @@ def _check_inside(engine: Any, other: Engine | FlatModel, onnx: Any, title: str)
 
 
 def _names_in(other: Engine | FlatModel, flat: FlatModel, failed: Sequence[str]) -> list[str]:
-    """Outputs by the names of the other side, paired as by :func:`paired`."""
+    """Translates output names to those of the other side, paired as by :func:`paired`."""
     if set(flat.output_names) == set(other.output_names):
         return list(failed)
     return [theirs for ours, theirs in zip(flat.output_names, other.output_names, strict=True) if ours in failed]
@@ -413,10 +413,10 @@ def _over_samples(
 
 
 def named(engines: Any) -> list[tuple[str, Any]]:
-    """Engines, files, models or functions, one or several, each with a name to show.
+    """One or several engines, files, models or functions, each with a name to show.
 
     Raises:
-        SvexportError: if two have the same.
+        SvexportError: if two have the same name.
     """
     if isinstance(engines, Mapping):
         return [(str(name), one) for name, one in engines.items()]
@@ -434,7 +434,7 @@ def named(engines: Any) -> list[tuple[str, Any]]:
 
 
 def _wanted(model: nn.Module, layers: bool | Collection[str] | None) -> list[str] | None:
-    """Names of the submodules to compare; None for all (or none at all)."""
+    """Names of the submodules to compare; None if ``layers`` is a bool or None."""
     if layers is None or isinstance(layers, bool):
         return None
     names = [name for name, _ in model.named_modules() if name]
@@ -448,7 +448,7 @@ def _wanted(model: nn.Module, layers: bool | Collection[str] | None) -> list[str
 
 
 def _other(engine: Any, bound: inspect.BoundArguments, arguments: tuple[Any, dict[str, Any]]) -> Engine | FlatModel:
-    """The engine, or a torch model or function as a flat model."""
+    """The engine, or a torch model or function wrapped as a flat model."""
     if isinstance(engine, Engine):
         return engine
     if isinstance(engine, (str, os.PathLike)):
@@ -471,7 +471,7 @@ class _Function(nn.Module):
 
 
 def feeds_of(engine: Engine, names: Sequence[str], tensors: Sequence[Tensor], notes: list[str]) -> list[Tensor]:
-    """The model's inputs as the engine takes them: by name, else by position; of its type."""
+    """The model's inputs as the engine takes them: matched by name, else by position, and converted to its types."""
     by_name = dict(zip(names, tensors, strict=True))
     if set(engine.input_names).issubset(names):  # the exporter may have dropped an unused one
         tensors = [by_name[name] for name in engine.input_names]
@@ -494,7 +494,7 @@ def feeds_of(engine: Engine, names: Sequence[str], tensors: Sequence[Tensor], no
 def paired(
     names: Sequence[str], expected: Sequence[Tensor], others: Sequence[str], actual: Sequence[Tensor], title: str
 ) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Outputs of both, by name if all names agree, else by position."""
+    """Pairs the outputs of both sides, by name if all names agree, else by position."""
     if len(actual) != len(expected):
         raise SvexportError(
             f"torch returns {len(expected)} tensors ({', '.join(names)}), {title} returns {len(actual)} "

@@ -1,4 +1,4 @@
-"""Execution contexts of TensorRT: inputs, outputs and their memory, and recorded runs."""
+"""TensorRT execution contexts: inputs, outputs and their memory, and recorded runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Context", "Graphs", "Recorded", "Replay"]
 
 Shapes = tuple[tuple[int, ...], ...]
 Recorded = Callable[[Sequence[Tensor]], list[Tensor]]
-"""A run that is replayed."""
+"""Replays a recorded run on the given inputs."""
 
 
 class Context:
@@ -47,7 +47,7 @@ class Context:
         self._context.profiler = profiler
 
     def run(self, tensors: Sequence[Tensor], profile: int) -> list[Tensor]:
-        """The outputs for inputs that are where and as the engine reads them, by a profile that holds their sizes."""
+        """The outputs for inputs that have the engine's device, dtype and layout, with a profile for their sizes."""
         engine = self._engine
         with self._lane.stream() as stream:
             self._set_inputs(tensors, profile, stream)
@@ -66,14 +66,14 @@ class Context:
         return [tensor.to(engine.device) for tensor in results]
 
     def prepare(self, tensors: Sequence[Tensor], profile: int) -> list[Tensor] | None:
-        """Sets inputs, and outputs, whose memory it returns; None if that is allocated in every run."""
+        """Sets inputs and outputs; returns the outputs' memory, or None if every run allocates it."""
         with self._lane.stream() as stream:
             self._set_inputs(tensors, profile, stream)
         outputs = self._set_outputs()
         return [outputs[spec.name] for spec in self._engine.outputs] if not self._allocators else None
 
     def enqueue(self, stream: int) -> None:
-        """Runs the engine on a CUDA stream, by its handle; does not wait."""
+        """Enqueues the engine on the CUDA stream with this handle, without waiting."""
         engine = self._engine
         if self._context.execute_async_v3(stream):
             return
@@ -83,9 +83,9 @@ class Context:
         raise EngineError(f"{engine} failed in TensorRT: {engine._log.reason()}")
 
     def release(self) -> None:
-        """Frees it once the device has done its work; it is not run again. Whoever keeps an exception keeps its frames,
-        and they would keep the memory."""
-        with suppress(Exception):  # of a device that has failed
+        """Frees the context when the device has finished; it must not run again. Without this, a kept exception would
+        keep its frames, and these the memory."""
+        with suppress(Exception):  # the device may have failed
             self._engine._place.synchronize()
         self._context, self._held, self._allocators = None, [], {}
 
@@ -120,7 +120,7 @@ class Context:
 
     def _set_address(self, name: str, tensor: Tensor) -> None:
         if not tensor.numel() and self._nothing is None:
-            self._nothing = self._engine._place.allocate(1)  # an empty tensor of torch's has no address
+            self._nothing = self._engine._place.allocate(1)  # an empty torch tensor has no address
         address = tensor.data_ptr() if tensor.numel() or self._nothing is None else self._nothing.data_ptr()
         if not self._context.set_tensor_address(name, address):
             raise EngineError(f"TensorRT refuses memory for {name!r}: {self._engine._log.reason()}")
@@ -133,7 +133,7 @@ class Context:
 
 
 def _allocator(trt: Any, allocate: Callable[[int], Tensor]) -> Any:
-    """Memory for one output whose size is known while the engine runs."""
+    """An output allocator for one output whose size is known only while the engine runs."""
 
     class Allocator(trt.IOutputAllocator):  # type: ignore[name-defined, misc]
         def __init__(self) -> None:
@@ -157,7 +157,7 @@ def _allocator(trt: Any, allocate: Callable[[int], Tensor]) -> Any:
             self.shape = tuple(int(size) for size in shape)
 
         def take(self, dtype: torch.dtype) -> Tensor:
-            """The output, whose memory is the caller's from here on."""
+            """Returns the output and hands its memory over to the caller."""
             count = torch.Size(self.shape).numel()
             needed = count * dtype.itemsize
             made = self.memory[:needed].view(dtype).reshape(self.shape)
@@ -168,9 +168,9 @@ def _allocator(trt: Any, allocate: Callable[[int], Tensor]) -> Any:
 
 
 class Replay:
-    """A CUDA graph of one run, with all that its launches use: the execution context's memory, inputs and outputs.
+    """A CUDA graph of one run, with all memory that its launches use: execution context, inputs and outputs.
 
-    Any thread may call it, on any stream: a replay begins when the results of the one before are copied.
+    Any thread may call it, on any stream. A replay begins after the results of the previous one are copied.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class Replay:
         self._lane, self._lock = place.lane(), threading.Lock()
 
     def __call__(self, given: Sequence[Tensor]) -> list[Tensor]:
-        """The outputs for inputs that are where and as the engine reads them."""
+        """The outputs for inputs that have the engine's device, dtype and layout."""
         with self._lock:
             with self._lane.stream():
                 for mine, tensor in zip(self._own, given, strict=True):
@@ -197,13 +197,13 @@ class Replay:
             return results
 
     def __del__(self) -> None:
-        with suppress(Exception):  # at the end of the process CUDA may be gone
+        with suppress(Exception):  # CUDA may already be shut down at process exit
             self._place.synchronize()  # the last replay may still use the memory
 
 
 @dataclass
 class Graphs:
-    """Recorded runs by shapes of the inputs, the last used ones."""
+    """Recorded runs by shapes of the inputs; keeps the most recently used ones."""
 
     size: int
     _by_shapes: OrderedDict[Shapes, Recorded | None] = field(default_factory=OrderedDict)
@@ -215,7 +215,7 @@ class Graphs:
             raise EngineError(f"cuda_graphs expects a number of shapes, 0 for none, got {self.size!r}")
 
     def get(self, shapes: Shapes, record: Callable[[], Recorded | str]) -> Recorded | None:
-        """The CUDA graph for these shapes, recorded the first time; None where it cannot be."""
+        """The CUDA graph for these shapes, recorded on first use; None if it cannot be recorded."""
         with self._lock:
             if shapes not in self._by_shapes:
                 made = record()
@@ -229,7 +229,7 @@ class Graphs:
             return self._by_shapes[shapes]
 
     def info(self) -> dict[str, str]:
-        """By shapes, ``recorded``, or why they could not be."""
+        """For each set of shapes ``recorded``, or the reason why recording failed."""
         return {
             ", ".join("x".join(map(str, shape)) for shape in shapes): self._reasons.get(shapes, "recorded")
             for shapes in self._by_shapes

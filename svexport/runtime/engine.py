@@ -1,4 +1,4 @@
-"""What all engines share: typed inputs and outputs, and a call that checks its arguments before anything runs."""
+"""The base of all engines: typed inputs and outputs, and a call that checks its arguments before anything runs."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class TensorSpec:
     """An input or output of an engine; ``str`` shows it as ``float32[batch, 3, ?, 224]``.
 
     Attributes:
-        name: in the file.
-        dtype: of the tensor.
-        shape: an int for a static size, a str for a dynamic one, None for a dynamic one without a name; None in place
+        name: name in the file.
+        dtype: data type of the tensor.
+        shape: an int for a static size, a str for a dynamic one, None for a dynamic one without a name; None instead
             of the tuple for an unknown rank.
-        from_one: dynamic sizes that may not be 0.
+        from_one: dynamic sizes that must not be 0.
     """
 
     name: str
@@ -38,7 +38,7 @@ class TensorSpec:
     from_one: frozenset[str] = frozenset()
 
     def accepts(self, shape: Sequence[int]) -> bool:
-        """Whether a tensor of that shape fits: same rank, same static sizes, none of 0 that may not be."""
+        """Whether a tensor of that shape fits: same rank, same static sizes, no 0 that :attr:`from_one` forbids."""
         if self.shape is None:
             return True
         if len(shape) != len(self.shape):
@@ -57,14 +57,14 @@ class TensorSpec:
 class Engine(ABC):
     """Runs an exported model on torch tensors. Any number of threads may call one engine.
 
-    As a context manager it is closed at the end, which frees what TensorRT holds at once.
+    As a context manager it is closed on exit, which frees TensorRT's memory at once.
 
     Attributes:
         path: the file it was loaded from; None for a model given in memory.
         device: where it runs and where its outputs are; inputs on another device are copied there.
-        inputs: what it takes, in order.
-        outputs: what it returns, in order.
-        returned: the dict in which the model returned them; None for another model, or a file that does not say.
+        inputs: specifications of its inputs, in order.
+        outputs: specifications of its outputs, in order.
+        returned: how the dict that the model returned holds the outputs; None for no dict, or a file without a record.
     """
 
     path: Path | None
@@ -75,25 +75,25 @@ class Engine(ABC):
 
     @property
     def dtypes(self) -> set[torch.dtype]:
-        """Of the weights, as far as the engine tells."""
+        """Data types of the weights, as far as the engine tells."""
         return set()
 
     @property
     def input_names(self) -> list[str]:
-        """In the engine's own order."""
+        """Names of the inputs, in the engine's order."""
         return [spec.name for spec in self.inputs]
 
     @property
     def output_names(self) -> list[str]:
-        """In the engine's own order."""
+        """Names of the outputs, in the engine's order."""
         return [spec.name for spec in self.outputs]
 
     def __call__(self, /, *tensors: Tensor, **named: Tensor) -> Any:
         """Runs the model on tensors given in order, by input name, or both.
 
         Returns:
-            A tensor if the model has one output, else :class:`Outputs`: a tuple whose tensors are also found by name,
-            as of every model that returned a dict. On :attr:`device`, without gradients.
+            A tensor if the model has one output, else :class:`Outputs`: a tuple with access by name. A model that
+            returned a dict always gives :class:`Outputs`. Tensors are on :attr:`device`, without gradients.
 
         Raises:
             EngineError: if number, names, data types or shapes do not fit :attr:`inputs`, or the run fails.
@@ -109,7 +109,7 @@ class Engine(ABC):
         """Runs the model on one tensor per input, in order; always returns a list.
 
         Raises:
-            EngineError: as calling the engine does.
+            EngineError: as for calling the engine.
         """
         if len(tensors) != len(self.inputs):
             raise EngineError(f"{self} expects {len(self.inputs)} inputs, got {len(tensors)}. {self._signature()}")
@@ -122,7 +122,7 @@ class Engine(ABC):
         """:meth:`run` on tensors that fit."""
 
     def info(self) -> dict[str, Any]:
-        """What is known of the engine, as plain JSON-serializable values."""
+        """A description of the engine, as plain JSON-serializable values."""
         return {
             "path": None if self.path is None else str(self.path),
             "device": str(self.device),
@@ -131,7 +131,7 @@ class Engine(ABC):
         }
 
     def close(self) -> None:  # noqa: B027 - most hold nothing that has to be freed
-        """Frees what the engine holds; it is not run again."""
+        """Frees the engine's resources; it cannot run again."""
 
     def __enter__(self: E) -> E:
         return self
@@ -202,7 +202,7 @@ def _short(dtype: torch.dtype) -> str:
 
 
 def _has_values(tensor: Tensor) -> bool:
-    """Whether its memory is its own: of torch's FakeTensor, and of all that compute in Python, it may be address 0."""
+    """Whether the tensor has real memory; a FakeTensor, or any subclass dispatching in Python, may have address 0."""
     return type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
 
 

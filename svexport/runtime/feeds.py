@@ -1,4 +1,4 @@
-"""Tensors on the CPU as what ONNX Runtime takes, without a copy and with little around it."""
+"""Wraps CPU tensors as ONNX Runtime values, without a copy and with little overhead."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _STRIDED = torch.strided
 
 
 class Feeds:
-    """Inputs on the CPU as values of ONNX Runtime, in the same memory.
+    """CPU inputs as ONNX Runtime values that share the tensors' memory.
 
     Args:
-        inputs: of the engine.
-        share: makes a value of a tensor.
+        inputs: the engine's inputs.
+        share: wraps a tensor as a value.
     """
 
     def __init__(self, inputs: Sequence[TensorSpec], share: Callable[[Tensor], Any]) -> None:
         self._inputs = [(spec.name, spec.dtype, spec.accepts) for spec in inputs]
         self._share = share
-        self._shapes: list[torch.Size | None] = [None] * len(inputs)  # the last that were accepted
+        self._shapes: list[torch.Size | None] = [None] * len(inputs)  # the shapes accepted last
 
     def of(self, tensors: Sequence[Tensor]) -> dict[str, Any] | None:
-        """The values by name, of tensors that fit and are read where they are; None if any does or is not."""
+        """The values by name, if all tensors fit and can be read in place; otherwise None."""
         if len(tensors) != len(self._inputs):
             return None
         values, shapes, share = {}, self._shapes, self._share
@@ -63,9 +63,9 @@ class Feeds:
 
 @cache
 def sharing(ort_value: Any) -> Callable[[Tensor], Any] | None:
-    """What makes a value of ONNX Runtime of a tensor on the CPU, in the same memory; None where nothing does.
+    """A function that wraps a CPU tensor as an ONNX Runtime value without a copy; None if this version has none.
 
-    Up to 1.31 a bool is a uint8 of which that is said; from 1.32 on DLPack says it.
+    Up to 1.31 a bool is passed as uint8 with a flag; from 1.32 on DLPack carries the bool type.
     """
 
     def as_it_is(tensor: Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""What an untrusted ONNX file must not do to the process that loads it; not every ONNX Runtime sees to that."""
+"""Rejects untrusted ONNX files that could harm the loading process; not every ONNX Runtime does."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 __all__ = ["MAX_NODES", "from_one", "guard"]
 
 MAX_NODES = 500_000
-"""Of a model whose functions are unfolded, which is how ONNX Runtime runs them."""
+"""The maximum number of nodes after inlining functions, as ONNX Runtime does."""
 
 
 def guard(model: onnx.ModelProto, folder: str | os.PathLike[str] | None) -> None:
-    """Checks that external data lies in ``folder``, that local functions neither recurse nor multiply endlessly, and
-    that nothing normalizes what has no elements.
+    """Checks that external data lies in ``folder``, that local functions neither recurse nor expand without bound, and
+    that no node normalizes an empty tensor.
 
     Raises:
         EngineError: otherwise.
@@ -56,8 +56,8 @@ def guard(model: onnx.ModelProto, folder: str | os.PathLike[str] | None) -> None
 
 
 def from_one(model: onnx.ModelProto, inputs: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """The inputs, with the sizes of which ``svexport.export`` has written that they may not be 0: ONNX Runtime computes
-    something else there, or ends the process."""
+    """Adds to the inputs the sizes that ``svexport.export`` has recorded as never 0: with 0, ONNX Runtime computes
+    something else, or ends the process."""
     from svexport.graph.saving import FROM_ONE
 
     lines = (line.partition(FROM_ONE) for line in model.doc_string.splitlines())
@@ -79,7 +79,7 @@ def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     for root in (model.graph, *model.functions):
         for graph in graphs(root):
             sparse = []
-            if graph is not root or root is model.graph:  # a function has no initializers, graphs inside it may
+            if graph is not root or root is model.graph:  # a function has no initializers, but its subgraphs may
                 yield from graph.initializer
                 sparse += graph.sparse_initializer
             for attribute in (a for node in graph.node for a in node.attribute):
@@ -89,7 +89,7 @@ def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 
 def _inside(location: str, folder: str | os.PathLike[str] | None) -> bool:
-    """Whether it names something below the folder, links followed."""
+    """Whether the location is inside the folder after following links."""
     if folder is None or Path(location).is_absolute():
         return False
     return Path(folder, location).resolve().is_relative_to(Path(folder).resolve())

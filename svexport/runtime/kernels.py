@@ -1,7 +1,7 @@
-"""svexport's CUDA kernels in ONNX Runtime: a library of custom ops, and models whose nodes are such ops.
+"""svexport's CUDA kernels in ONNX Runtime: a library of custom ops, and models whose nodes use these ops.
 
-An op of the domain ``svexport.kernels`` is a node, its outputs of the types in its name (``SvGridSample_FLOAT16``),
-with one output more for the memory that the kernel works in. Every other node is run by its body, as without kernels.
+An op of the domain ``svexport.kernels`` is a node whose output types are in its name (``SvGridSample_FLOAT16``), with
+one more output for the kernel's workspace. Every other node is run by its body, as without kernels.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["API_VERSION", "DOMAIN", "build", "find_headers", "library", "with_ke
 
 DOMAIN = "svexport.kernels"
 API_VERSION = 16
-"""Of ONNX Runtime's C API: the first with what the library calls. ONNX Runtime 1.n has version n and all before it."""
+"""The first version of ONNX Runtime's C API with all that the library calls. ONNX Runtime 1.n has versions up to n."""
 
 _FLOATS: dict[int, str] = {TensorProto.FLOAT: "FLOAT", TensorProto.FLOAT16: "FLOAT16", TensorProto.BFLOAT16: "BFLOAT16"}
 _MOST_DIMENSIONS = 8
@@ -46,7 +46,7 @@ def find_headers(root: str | os.PathLike[str] | None = None) -> Path:
     """The folder of onnxruntime_c_api.h: below ``root``, by default the environment's ``ONNXRUNTIME_ROOT``, else /usr.
 
     Raises:
-        PluginBuildError: if it is not there, or is of an ONNX Runtime that is too old.
+        PluginBuildError: if it is missing, or belongs to an ONNX Runtime that is too old.
     """
     base = Path(root or os.environ.get("ONNXRUNTIME_ROOT") or "/usr")
     folder = next((base / f for f in _FOLDERS if (base / f / "onnxruntime_c_api.h").is_file()), None)
@@ -67,12 +67,12 @@ def find_headers(root: str | os.PathLike[str] | None = None) -> Path:
 
 
 def library(onnxruntime: Any) -> Path:
-    """The library of custom ops for this svexport and the GPUs of this machine, compiled now unless it was before.
+    """The library of custom ops for this svexport and the GPUs of this machine; compiled on first use.
 
-    Only a file of svexport's own cache is ever loaded, found by the hash of what it is compiled from.
+    Only a file from svexport's own cache is ever loaded; its name holds the hash of its sources.
 
     Raises:
-        PluginBuildError: if it has to be compiled and cannot be.
+        PluginBuildError: if it must be compiled and this fails.
         BackendNotAvailableError: if this ONNX Runtime is too old for it.
     """
     version = tuple(map(int, re.findall(r"\d+", onnxruntime.__version__)[:2]))
@@ -83,13 +83,13 @@ def library(onnxruntime: Any) -> Path:
         )
     with _lock:
         path = build()
-        # Held for as long as the process lives: with its last session ONNX Runtime unloads it, kernels still running.
+        # Keep it loaded until the process ends: ONNX Runtime unloads it with its last session, while kernels still run.
         ctypes.CDLL(str(path))
         return path
 
 
 def build() -> Path:
-    """:func:`library`, not loaded yet."""
+    """:func:`library`, without loading it."""
     include = [_cuda.CSRC / "cuda", _cuda.CSRC / "tensorrt", _cuda.CSRC / "onnxruntime"]
     nodes = [_cuda.CSRC / "tensorrt" / f"{op.name}.cpp" for op in plugin_ops()]
     shared = [_cuda.CSRC / "tensorrt" / name for name in ("plugin.cpp", "weights.cpp")]
@@ -99,7 +99,7 @@ def build() -> Path:
         digest.update(path.name.encode() + path.read_bytes())
     made = _cuda.cache_folder() / "onnxruntime" / digest.hexdigest()[:32] / "libsvexport_onnxruntime.so"
     if not made.is_file():
-        # Its own NvInferRuntime.h is found as svexport's, not among the system's.
+        # NvInferRuntime.h is svexport's own, found in `include`, not the system's.
         link(compile_sources(sources, include, find_headers()), made, ["-Xlinker", "-z,nodelete"])
     return made
 
@@ -108,7 +108,7 @@ def with_kernels(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
     """A copy of a model in which the nodes that have a kernel are custom ops, and the names of these nodes.
 
     Raises:
-        UnsupportedError: on a node whose input data types and ranks cannot be inferred.
+        UnsupportedError: on a node whose input data types or ranks cannot be inferred.
     """
     changed = onnx.ModelProto()
     changed.CopyFrom(model)
@@ -124,7 +124,7 @@ def with_kernels(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
         node.op_type = "_".join([node.op_type, *(_FLOATS[dtype] for dtype in outputs)])
         node.domain = DOMAIN
         node.ClearField("overload")
-        inputs = [name for name in node.input if name]  # what is absent is told by what is there
+        inputs = [name for name in node.input if name]  # the present ones tell which are absent
         given = [*node.output, *[""] * (len(outputs) - len(node.output)), ""]
         kept = [a for a in node.attribute if a.name not in PLUGIN_ATTRIBUTES]
         del node.input[:], node.output[:], node.attribute[:]
@@ -138,7 +138,7 @@ def with_kernels(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
 
 
 def _output_types(node: onnx.NodeProto, types: Mapping[str, Value]) -> list[int] | None:
-    """The types of a node's outputs; None of one that has no kernel."""
+    """The types of a node's outputs; None for a node without a kernel."""
     op = SYMBOLICS[node.op_type].op if node.op_type in SYMBOLICS else None
     given = [types[name] for name in node.input if name]
     if op is None or not given or any(len(value.shape or ()) > _MOST_DIMENSIONS for value in given):
@@ -186,7 +186,7 @@ def _output_types(node: onnx.NodeProto, types: Mapping[str, Value]) -> list[int]
 
 
 def _is_product(operands: list[Value], attributes: Mapping[str, Any]) -> bool:
-    """Whether an einsum is a product of two tensors that sums, no label twice in either."""
+    """Whether an einsum is a product of two tensors with a contraction, and neither has a repeated label."""
     labels, ranks = tuple(attributes["labels"]), tuple(attributes["ranks"])
     if len(operands) != 2 or operands[0].dtype != operands[1].dtype or operands[0].dtype not in _FLOATS:
         return False

@@ -1,4 +1,4 @@
-"""The outputs of submodules on both sides of a comparison: torch's by hooks, a file's by the modules its nodes name."""
+"""Submodule outputs on both sides of a comparison: torch's by hooks, a file's by the modules that its nodes name."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
 __all__ = ["Call", "Compared", "Groups", "Layer", "OnnxLayers", "TorchLayers", "compare_layers", "record"]
 
 CHUNK_BYTES = 2**30
-"""Layers are compared in groups whose outputs take about this much memory; both sides run once more for each group."""
+"""Layers are compared in groups whose outputs take about this many bytes; both sides run once more for each group."""
 
 
 @dataclass
 class Call:
-    """One call of a submodule, in order of completion.
+    """One call of a submodule; calls are listed in order of completion.
 
     Attributes:
-        module: its name in the model.
-        scope: the same as the TorchScript exporter spells it: the names of all modules being called, ``/head/conv.0``.
-        leaf: whether it has no submodules.
+        module: name of the submodule in the model.
+        scope: the name as the TorchScript exporter writes it: all modules being called, ``/head/conv.0``.
+        leaf: whether the module has no submodules.
         follows: indices of the calls that returned the tensor it was called with.
-        identity: whether it returned that tensor, or its values.
-        shapes: of the tensors it returned.
-        bytes: of them together.
-        outputs: copies of them, if they were to be kept.
-        line: of the user's source, that called it; None where there is none.
+        identity: whether it returned that tensor, or equal values.
+        shapes: shapes of the tensors it returned.
+        bytes: total size of these tensors.
+        outputs: copies of these tensors, if requested.
+        line: line of the user's source that made the call; None if there is none.
     """
 
     module: str
@@ -67,7 +67,7 @@ def record(flat: FlatModel, tensors: Sequence[Tensor], keep: Collection[int] = (
             source = next(_tensors([args, kwargs]), None)
             known, indices = producers.get(id(source), (None, []))
             scope = (active[-1][0] if active else "") + "/" + _scope_name(name)
-            # By identity and not by address: a freed tensor's may be taken again.
+            # Compare identities, not addresses: the address of a freed tensor may be reused.
             follows = list(indices) if known is not None and known() is source else []
             active.append((scope, source, follows, user_line(sys._getframe(1), record.__code__)))
 
@@ -93,7 +93,7 @@ def record(flat: FlatModel, tensors: Sequence[Tensor], keep: Collection[int] = (
                     identity=source is not None and len(outputs) == 1 and _same(source, outputs[0]),
                     shapes=[tuple(t.shape) for t in outputs],
                     bytes=sum(map(bytes_of, outputs)),
-                    # Copied at once: the next module may work in place.
+                    # Copy now: the next module may change it in place.
                     outputs=[t.detach().clone() for t in outputs] if index in keep else [],
                     line=line,
                 )
@@ -104,7 +104,7 @@ def record(flat: FlatModel, tensors: Sequence[Tensor], keep: Collection[int] = (
     handles = []
     try:
         for name, module in getattr(flat, MODEL_ATTRIBUTE).named_modules():
-            if name and not isinstance(module, torch.jit.ScriptModule):  # those take no hooks
+            if name and not isinstance(module, torch.jit.ScriptModule):  # script modules accept no hooks
                 handles.append(module.register_forward_pre_hook(enter(name), with_kwargs=True))
                 handles.append(module.register_forward_hook(leave(name), with_kwargs=True))
         flat(*(t.clone() for t in tensors))
@@ -123,7 +123,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 
 def _scope_name(name: str) -> str:
-    """The last part of a module's name, with the numbers after it: ``blocks.0`` of ``net.blocks.0``."""
+    """The last part of a module's name, including numbers after it: ``blocks.0`` for ``net.blocks.0``."""
     parts = name.split(".")
     start = max((i for i, part in enumerate(parts) if not part.isnumeric()), default=0)
     return ".".join(parts[start:])
@@ -134,12 +134,12 @@ class Layer:
     """A module's output on one side and the values that may hold it on the other.
 
     Attributes:
-        expected: calls whose output it should be, by what to name the layer then: the module's own and, where the
-            exporter may have folded a later module into it, that one's as ``conv+bn``.
-        modules: all modules in question.
-        values: candidates, as the other side names them.
-        certain: False where the exporter changed the weights without a trace of why.
-        source: the model's line that its last node came from, as far as the other side tells.
+        expected: calls whose output it may be, keyed by the layer's name in that case: the module's own call and, if
+            the exporter may have folded a later module into it, that module's call as ``conv+bn``.
+        modules: all modules involved.
+        values: candidate values, as the other side names them.
+        certain: False if the exporter changed the weights and the file does not show why.
+        source: the line of the model that its last node came from, if the other side knows it.
     """
 
     expected: dict[str, int]
@@ -153,33 +153,33 @@ class Inside(Protocol):
     """The other side of a comparison.
 
     Attributes:
-        bisects: looks at few of the layers.
+        bisects: whether it compares only a few of the layers.
     """
 
     bisects: bool
 
     def layers(self, calls: Sequence[Call]) -> list[Layer]:
-        """The calls it has values for, in order of execution."""
+        """The layers it has values for, in order of execution."""
 
     def groups(self, layers: Sequence[Layer], calls: Sequence[Call]) -> Groups:
-        """Indices of the layers to compare next; it is sent what came of them."""
+        """Yields indices of the layers to compare next, and is sent their verdicts."""
 
     def fetch(self, layers: Sequence[Layer]) -> list[list[Tensor]]:
         """The values of each layer's candidates."""
 
 
 Groups: TypeAlias = "Generator[list[int], dict[int, bool], None]"
-"""What is sent says of each layer that could be compared whether it is within the tolerances."""
+"""A verdict says for each layer that could be compared whether it is within the tolerances."""
 
 
 @dataclass
 class Compared:
-    """What came of all layers.
+    """The results of comparing all layers.
 
     Attributes:
-        parities: one per output of each, in order of execution.
-        sources: the model's line by the name of a parity: that of the other side's last node, else that of the call.
-        where: the error lies in the first that is outside the tolerances; None if none is.
+        parities: one per output of each layer, in order of execution.
+        sources: by the name of a parity, the line of the model: of the other side's last node, else of the call.
+        where: where the error lies in the first parity outside the tolerances; None if all are within them.
     """
 
     parities: list[Parity] = field(default_factory=list)
@@ -197,7 +197,7 @@ def compare_layers(
     atol: float,
     notes: list[str],
 ) -> Compared:
-    """One entry per output of each module (or wanted module) that can be compared; the others are noted."""
+    """Compares each module (or wanted module) that can be compared, one entry per output; notes name the others."""
     calls = record(flat, tensors)
     layers = [layer for layer in inside.layers(calls) if wanted is None or layer.modules.intersection(wanted)]
     found: dict[int, list[Parity]] = {}
@@ -234,7 +234,7 @@ def _note_missing(
     called = dict.fromkeys(call.module for call in calls if not call.identity)
     missing = [name for name in called if name not in compared and (wanted is None or name in wanted)]
     if bisected and wanted is None:
-        missing = []  # by choice
+        missing = []  # bisection skips layers on purpose
     for names, reason in (
         (missing, "the other side has no value that is theirs alone"),
         ([name for name in wanted or () if name not in {call.module for call in calls}], "never called, or scripted"),
@@ -250,7 +250,7 @@ class _Everything:
     bisects = False
 
     def groups(self, layers: Sequence[Layer], calls: Sequence[Call]) -> Groups:
-        """In groups of about CHUNK_BYTES, with a progress bar on a terminal."""
+        """Yields groups of about CHUNK_BYTES, with a progress bar on a terminal."""
         from rich.console import Console
         from rich.progress import Progress
 
@@ -289,7 +289,7 @@ def _compare(
 
 
 def _pair(outputs: Sequence[Tensor], values: Sequence[Tensor]) -> list[Tensor | None]:
-    """For each output the value of its shape: the last one, or for several outputs of one shape the closest."""
+    """For each output the last value of its shape, or, if several outputs have one shape, the closest value."""
     left = list(values)
     pairs: list[Tensor | None] = []
     for output in outputs:
@@ -301,14 +301,14 @@ def _pair(outputs: Sequence[Tensor], values: Sequence[Tensor]) -> list[Tensor | 
 
 
 def converted(expected: Tensor, actual: Tensor) -> Tensor:
-    """``actual`` in the data type of ``expected`` where both are floating point or both integers."""
+    """``actual`` in the data type of ``expected``, if both are floating point or both integers."""
     floats = expected.is_floating_point() and actual.is_floating_point()
     integers = not any(t.is_floating_point() or t.is_complex() or t.dtype == torch.bool for t in (expected, actual))
     return actual.to(expected.dtype) if floats or integers else actual
 
 
 def _numbered(calls: Sequence[Call]) -> list[str]:
-    """The calls' modules, numbered where one is called several times: ``head (2)``."""
+    """The names of the calls' modules, numbered if a module is called several times: ``head (2)``."""
     total = Counter(call.module for call in calls)
     seen: Counter[str] = Counter()
     names = []
@@ -327,7 +327,7 @@ class TorchLayers(_Everything):
         self._indices = {name: index for index, name in enumerate(_numbered(record(flat, tensors)))}
 
     def layers(self, calls: Sequence[Call]) -> list[Layer]:
-        """The layers of this side, with the calls in torch they belong to."""
+        """The layers of this side, with the torch calls that they belong to."""
         return [
             Layer({name: index}, {calls[index].module}, [self._indices[name]])
             for index, name in enumerate(_numbered(calls))
@@ -341,14 +341,14 @@ class TorchLayers(_Everything):
 
 
 class OnnxLayers(_Everything):
-    """The inside of an ONNX file: values that nodes of a module compute and nodes of others use."""
+    """The inside of an ONNX file: values that nodes of one module compute and nodes of other modules use."""
 
     def __init__(self, engine: OnnxEngine, feeds: Sequence[Tensor]) -> None:
         self._engine = engine
         self._feeds = feeds
 
     def layers(self, calls: Sequence[Call]) -> list[Layer]:
-        """The layers of this side, with the calls in torch they belong to."""
+        """The layers of this side, with the torch calls that they belong to."""
         graph = self._engine.model().graph
         nodes = _nodes_of(graph, calls)
         names = _numbered(calls)
@@ -356,7 +356,7 @@ class OnnxLayers(_Everything):
         outputs = {output.name for output in graph.output}
         found = []
         absorbed: set[int] = set()  # calls folded into an earlier one
-        explained: set[int] = set()  # nodes that do their work too
+        explained: set[int] = set()  # nodes that also do the work of absorbed calls
         for index, call in enumerate(calls):
             own = set(nodes.get(index, ()))
             values: list[str] = []
@@ -370,7 +370,7 @@ class OnnxLayers(_Everything):
             if not values:
                 continue
             modules, expected = {call.module}, {names[index]: index}
-            # The TorchScript exporter folds a BatchNorm into the Conv before it, whose weights are new then.
+            # The TorchScript exporter folds a BatchNorm into the Conv before it, and renames the Conv's weights.
             node = graph.node[last]
             renamed = node.op_type == "Conv" and node.input[1].startswith("onnx::")
             later = next((i for i, c in enumerate(calls) if index in c.follows and _vanished(nodes, calls, i)), None)
@@ -396,7 +396,7 @@ class OnnxLayers(_Everything):
 
 
 def _vanished(nodes: dict[int, list[int]], calls: Sequence[Call], index: int) -> bool:
-    """Whether a module computes something and the file has no node of it."""
+    """Whether a module computes something but the file has no node for it."""
     return nodes.get(index) == [] and not calls[index].identity
 
 
@@ -405,8 +405,8 @@ def _together(first: str, second: str) -> str:
 
 
 def _nodes_of(graph: onnx.GraphProto, calls: Sequence[Call]) -> dict[int, list[int]]:
-    """The nodes of each call, those of its submodules among them; calls that cannot be told apart are left out."""
-    named = any(_namespace(node) for node in graph.node)  # by the dynamo exporter, else by the scopes in node names
+    """The nodes of each call, including those of its submodules; calls that cannot be told apart are left out."""
+    named = any(_namespace(node) for node in graph.node)  # dynamo exporter: namespaces; else scopes in node names
     known: dict[str, list[int]] = defaultdict(list)
     for index, call in enumerate(calls):
         known[call.module if named else call.scope].append(index)
@@ -436,7 +436,7 @@ def _namespace(node: onnx.NodeProto) -> list[str]:
 
 
 def _scopes(name: str, known: Collection[str]) -> Iterator[str]:
-    """Scopes of ``/blocks.0/conv_1/Conv_3`` from the outermost; ``_1`` tells the second call of a module."""
+    """Scopes of ``/blocks.0/conv_1/Conv_3`` from the outermost; ``_1`` marks the second call of a module."""
     scope = ""
     for part in name.removeprefix(f"/{MODEL_ATTRIBUTE}").split("/")[1:-1]:
         again = re.fullmatch(r"(.+)_\d+", part)
@@ -449,7 +449,7 @@ def _scopes(name: str, known: Collection[str]) -> Iterator[str]:
 
 
 def _users(graph: onnx.GraphProto) -> dict[str, set[int]]:
-    """Which nodes use each value, themselves or in a nested graph."""
+    """For each value, the nodes that use it directly or in a nested graph."""
     from svexport.graph.walk import graphs
 
     users: dict[str, set[int]] = defaultdict(set)

@@ -1,4 +1,4 @@
-"""What an engine returns: tensors by position, by name, and as the model returned them."""
+"""The outputs of an engine: tensors by position, by name, and in the structure that the model returned."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ __all__ = ["Outputs"]
 
 
 class Outputs(tuple[Any, ...]):
-    """The outputs of a run: a tuple of tensors that are found by name as well.
+    """The outputs of a run: a tuple of tensors with access by name.
 
     >>> boxes, scores = engine(images)
     >>> engine(images)["boxes"]
     >>> dict(engine(images))  # what a model that returns a dict returned
 
-    Of a model that returned a dict, names are its keys, and dicts and lists in it are what they were; the names of the
-    file's outputs lead to tensors all the same.
+    If the model returned a dict, the names are its keys, and nested dicts and lists are rebuilt. The names of the
+    file's outputs also give tensors.
     """
 
     _names: Sequence[str]
     _returned: Returned | None
 
     def __new__(cls, tensors: Sequence[Tensor], names: Sequence[str], returned: Returned | None = None) -> Outputs:
-        """Tensors in the order of ``names``, and how a dict that the model returned is rebuilt of them."""
+        """Takes tensors in the order of ``names``, and how to rebuild the model's dict from them."""
         made = super().__new__(cls, tensors)
         made._names, made._returned = names, returned
         return made
 
     def keys(self) -> list[str]:
-        """Of the model's dict, else the names of the outputs."""
+        """The keys of the model's dict, else the names of the outputs."""
         return list(self._names if self._returned is None else self._returned)
 
     def values(self) -> list[Any]:
-        """By :meth:`keys`, in their order."""
+        """The values in the order of :meth:`keys`."""
         return [self[key] for key in self.keys()]
 
     def items(self) -> list[tuple[str, Any]]:
-        """By :meth:`keys`, in their order, each with its value."""
+        """Pairs of key and value in the order of :meth:`keys`."""
         return [(key, self[key]) for key in self.keys()]
 
     def __getitem__(self, key: Any) -> Any:
@@ -58,7 +58,7 @@ class Outputs(tuple[Any, ...]):
     def __contains__(self, key: object) -> bool:
         if isinstance(key, str):
             return key in self._all_names()
-        return any(key is tensor for tensor in self)  # tensors are not compared by numbers here
+        return any(key is tensor for tensor in self)  # compare identities, not elements
 
     def __reduce__(self) -> Any:
         return Outputs, (tuple(self), list(self._names), self._returned)
@@ -79,7 +79,7 @@ class Outputs(tuple[Any, ...]):
         return f"Outputs({listed})"
 
 
-# Without it, tree_map and its like would take all outputs for one leaf.
+# Without this, tree_map and other pytree functions would treat all outputs as one leaf.
 _pytree.register_pytree_node(
     Outputs,
     lambda outputs: (list(outputs), (outputs._names, outputs._returned)),

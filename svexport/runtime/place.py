@@ -1,4 +1,4 @@
-"""The GPU that an engine of TensorRT runs on: memory, streams and graphs, by torch. All that is CUDA's is here."""
+"""The GPU that a TensorRT engine runs on: memory, streams and graphs, through torch. All CUDA calls are here."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ __all__ = ["Cuda", "Lane", "Place", "cuda"]
 
 
 class Lane(Protocol):
-    """Where one execution context runs: no two runs of it at a time, whatever streams they are on."""
+    """Serializes the runs of one execution context, whatever streams the callers use."""
 
     def stream(self) -> AbstractContextManager[int]:
-        """A stream ordered after what the caller's stream was given, and before what it is given next."""
+        """A stream ordered after earlier work on the caller's stream, and before later work on it."""
 
 
 class Place(Protocol):
-    """What recorded runs ask of a device; see :class:`Cuda`."""
+    """The device interface that recorded runs need; see :class:`Cuda`."""
 
     def lane(self) -> Lane:
-        """A stream of its own on the device."""
+        """A new lane on the device."""
 
     def keep_for_caller(self, tensors: Sequence[Tensor]) -> None:
-        """Memory that was allocated on its stream is used on the caller's from here on."""
+        """Hands memory that was allocated on the lane's stream over to the caller's stream."""
 
     def synchronize(self) -> None:
         """Waits for all work on the device."""
@@ -45,7 +45,7 @@ class _CudaLane:
     def stream(self) -> Iterator[int]:
         current = torch.cuda.current_stream(self._device)
         used = current
-        if not current.cuda_stream:  # the default stream, on which TensorRT waits for the whole device
+        if not current.cuda_stream:  # on the default stream TensorRT synchronizes the whole device
             if self._own is None:
                 self._own = torch.cuda.Stream(self._device)
             used = self._own
@@ -66,8 +66,8 @@ class Cuda:
     """A CUDA device.
 
     Attributes:
-        device: of torch.
-        name: of the GPU.
+        device: the torch device.
+        name: name of the GPU.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -75,23 +75,23 @@ class Cuda:
         self.name = torch.cuda.get_device_name(device)
 
     def active(self) -> AbstractContextManager[Any]:
-        """Makes it the current device."""
+        """Makes this the current device."""
         return torch.cuda.device(self.device)
 
     def lane(self) -> Lane:
-        """A stream of its own on the device."""
+        """A new lane on the device."""
         return _CudaLane(self.device)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Memory for an output, on the caller's stream."""
+        """Allocates memory for an output, on the caller's stream."""
         return torch.empty(tuple(shape), dtype=dtype, device=self.device)
 
     def allocate(self, size: int) -> Tensor:
-        """Bytes for an output whose size is known only while the engine runs, on its stream."""
+        """Allocates bytes for an output whose size is known only while the engine runs, on the engine's stream."""
         return torch.empty(max(size, 1), dtype=torch.uint8, device=self.device)
 
     def keep_for_caller(self, tensors: Sequence[Tensor]) -> None:
-        """Called after a run: memory that was allocated on its stream is used on the caller's from here on."""
+        """Hands memory that a run allocated on its own stream over to the caller's stream."""
         stream = torch.cuda.current_stream(self.device)
         for tensor in tensors:
             tensor.record_stream(stream)
@@ -101,24 +101,24 @@ class Cuda:
         torch.cuda.synchronize(self.device)
 
     def capture(self, run: Callable[[int], None]) -> Callable[[], None]:
-        """A graph of what ``run`` enqueues on a stream; what is returned replays it on torch's current stream."""
+        """Captures what ``run`` enqueues on a stream; the returned function replays it on torch's current stream."""
         run_on = torch.cuda.Stream(self.device)
         run_on.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(run_on):
-            run(run_on.cuda_stream)  # what is made on first use is not captured
+            run(run_on.cuda_stream)  # warm up, so that first-use allocations are not captured
         run_on.synchronize()
         graph = torch.cuda.CUDAGraph()
-        # Other threads may allocate meanwhile, which by default would fail, in them and here.
+        # Other threads may allocate meanwhile; in the default mode that would fail in both threads.
         with torch.cuda.graph(graph, stream=run_on, capture_error_mode="thread_local"):
             run(run_on.cuda_stream)
         return graph.replay
 
 
 def cuda(device: str | torch.device | None) -> Cuda:
-    """The CUDA device that was asked for; by default torch's current one.
+    """The requested CUDA device; by default torch's current one.
 
     Raises:
-        EngineError: on what names no device.
+        EngineError: if ``device`` is not the name of a device.
         UnsupportedError: on another kind of device.
         BackendNotAvailableError: if torch sees no such GPU.
     """

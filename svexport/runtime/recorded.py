@@ -1,4 +1,4 @@
-"""Runs of ONNX Runtime on CUDA that are recorded once, by shapes of the inputs, and replayed."""
+"""Records runs of ONNX Runtime on CUDA once per set of input shapes, and replays them."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ if TYPE_CHECKING:
 __all__ = ["Recorder", "Replays", "not_replayable"]
 
 _RUNS = 3
-"""ONNX Runtime records the third run, as soon as its memory has the size that it keeps; newer ones do all three at
-once."""
+"""ONNX Runtime records the third run, when its memory has reached its final size. Newer versions do all three runs in
+the first call."""
 
 _APART = 1e-2
-"""How far a replay may be from a run, of the largest number there: convolutions may be other ones. What was recorded
-wrong is farther."""
+"""Tolerance of a replay, relative to the largest number of a run: convolutions may use other algorithms. A wrong
+recording differs more."""
 
 
 class Replays(Protocol):
-    """Where a session replays what it recorded."""
+    """Replays a session's recorded run."""
 
     def replay(
         self, run: Callable[[], Any], own: Sequence[Tensor], given: Sequence[Tensor], outputs: Sequence[Tensor]
     ) -> list[Tensor]:
-        """Copies the given inputs to the session's own, runs it, and returns copies of its outputs."""
+        """Copies the given inputs into the session's own, runs it, and returns copies of its outputs."""
 
 
 class Recorder:
     """Records runs of one model.
 
-    ONNX Runtime replays what it recorded for the thread that ran it, at the addresses of that run, with what it had
-    allocated for it. So each of them has a session, inputs and outputs of its own, which no other run changes, and all
-    are made and replayed by one thread.
+    ONNX Runtime replays a recording only on the thread that recorded it, with the addresses and the memory of that run.
+    Therefore each recording has its own session, inputs and outputs, which no other run changes, and one thread records
+    and replays all of them.
 
     Args:
-        size: for how many shapes of the inputs, the last used ones.
-        session: makes a session that records, and where it does.
+        size: maximum number of recordings (sets of input shapes); the most recently used ones are kept.
+        session: makes a session that records, and the place where it replays.
         binding: binds inputs and outputs to a session.
-        initialize: what the thread does first.
+        initialize: called first on the recording thread.
     """
 
     def __init__(
@@ -60,26 +60,26 @@ class Recorder:
         self._worker = ThreadPoolExecutor(1, "svexport-recorded", initialize)
 
     def get(self, tensors: Sequence[Tensor], compute: Callable[[Sequence[Tensor]], list[Tensor]]) -> Recorded | None:
-        """What replays a run on inputs of these shapes, recorded the first time; None where that cannot be.
+        """A replay for inputs of these shapes, recorded on first use; None if recording is not possible.
 
         Args:
-            tensors: where and as the engine reads them.
-            compute: a run that is not recorded, which a replay is compared with.
+            tensors: inputs that have the engine's device, dtype and layout.
+            compute: runs without recording, to compare a replay with.
         """
         shapes = tuple(tuple(tensor.shape) for tensor in tensors)
         return self._graphs.get(shapes, lambda: self._record(tensors, compute))
 
     def info(self) -> dict[str, str]:
-        """By shapes, ``recorded``, or why they could not be."""
+        """For each set of shapes ``recorded``, or the reason why recording failed."""
         return self._graphs.info()
 
     def close(self) -> None:
-        """Forgets what was recorded, and frees its memory."""
+        """Drops all recordings and frees their memory."""
         self._graphs.clear()
         self._worker.shutdown()
 
     def _record(self, tensors: Sequence[Tensor], compute: Callable[[Sequence[Tensor]], list[Tensor]]) -> Recorded | str:
-        expected = compute(tensors)  # what it raises is the caller's: it fails without a recording as well
+        expected = compute(tensors)  # an error here is the caller's: the run fails without recording too
         if not all(tensor.numel() for tensor in (*tensors, *expected)):
             return "an input or output is empty"
         try:
@@ -107,7 +107,7 @@ class Recorder:
 
 
 def not_replayable(model: onnx.ModelProto) -> str:
-    """Why no run of a model can be replayed, as far as its nodes tell; empty where one may."""
+    """Why no run of a model can be replayed, as far as its nodes tell; empty if it may be possible."""
     from svexport.graph.walk import graphs
 
     names = {node.op_type for body in (model.graph, *model.functions) for graph in graphs(body) for node in graph.node}
@@ -119,17 +119,17 @@ _RANDOM = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "Rand
 
 
 def _read_on_host(session: Any) -> list[str]:
-    """Inputs that ONNX Runtime reads on the CPU, as sizes for one: a replay would have those of the recorded run.
+    """Inputs that ONNX Runtime reads on the CPU, such as sizes; a replay would use their values of the recorded run.
 
     Raises:
-        AttributeError: by an ONNX Runtime that does not tell.
+        AttributeError: if this ONNX Runtime has no such query.
     """
     places = session.get_input_memory_infos()  # from 1.23 on
     return [value.name for value, place in zip(session.get_inputs(), places, strict=True) if place.name == "Cpu"]
 
 
 def _turned(tensor: Tensor) -> Tensor:
-    """Other numbers of the same range; integers, which may be indices, as they are."""
+    """A tensor with other numbers of the same range; integers are unchanged, because they may be indices."""
     return tensor.flatten().flip(0).view_as(tensor) if tensor.is_floating_point() else tensor
 
 

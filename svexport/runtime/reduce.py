@@ -1,4 +1,4 @@
-"""``svexport.reduce``: the smallest file that still fails, ready for a bug report."""
+"""``svexport.reduce``: reduces a file to the smallest one that still fails, ready for a bug report."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from svexport.tensorrt.source import read_source
 __all__ = ["FAILURES", "Reduction", "reduce"]
 
 Failing = Callable[[onnx.ModelProto], str]
-"""The failure of a model in words that are the same for the same failure; empty if there is none."""
+"""Describes the failure of a model, with the same text for the same failure; empty if the model does not fail."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ class Reduction:
 
     Attributes:
         model: the smallest part that fails.
-        before: nodes of the file.
-        nodes: names and types of those that are left.
-        failure: what fails.
-        tried: models that were tried.
+        before: number of nodes of the original file.
+        nodes: names and types of the remaining nodes.
+        failure: description of the failure.
+        tried: number of models tried.
         path: the file, if it was written.
-        script: a Python script beside it that shows the failure.
+        script: a Python script next to it that reproduces the failure.
     """
 
     model: onnx.ModelProto
@@ -54,7 +54,7 @@ class Reduction:
     script: Path | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the model, as plain JSON-serializable values."""
+        """All fields except the model, as plain JSON-serializable values."""
         path, script = (None if p is None else str(p) for p in (self.path, self.script))
         nodes = [list(node) for node in self.nodes]
         return {"before": self.before, "nodes": nodes, "failure": self.failure, "tried": self.tried, "path": path,
@@ -66,7 +66,7 @@ class Reduction:
 
 
 def check_fails(target: str) -> Failing:
-    """The first error of :func:`svexport.check` in the whole file, if it is one of the part's."""
+    """Fails if :func:`svexport.check` still finds the first error of the whole file in the part."""
     wanted: list[str] = []
 
     def failing(model: onnx.ModelProto) -> str:
@@ -78,7 +78,7 @@ def check_fails(target: str) -> Failing:
 
 
 def load_fails() -> Failing:
-    """That ONNX Runtime does not load it."""
+    """Fails if ONNX Runtime does not load the model."""
 
     def failing(model: onnx.ModelProto) -> str:
         try:
@@ -91,7 +91,7 @@ def load_fails() -> Failing:
 
 
 def build_fails(**options: Any) -> Failing:
-    """That TensorRT builds no engine of it."""
+    """Fails if TensorRT cannot build an engine from the model."""
 
     def failing(model: onnx.ModelProto) -> str:
         from svexport.runtime.build import build
@@ -106,7 +106,7 @@ def build_fails(**options: Any) -> Failing:
 
 
 def differs(values: dict[str, torch.Tensor], rtol: float = 1e-3, atol: float = 1e-4, **options: Any) -> Failing:
-    """That an engine of TensorRT computes something else than ONNX Runtime, on values of the whole model's run."""
+    """Fails if a TensorRT engine's outputs differ from ONNX Runtime's, on values from a run of the whole model."""
 
     def failing(model: onnx.ModelProto) -> str:
         from svexport.runtime.build import build
@@ -149,22 +149,22 @@ def reduce(
     target: str | None = None,
     inputs: dict[str, torch.Tensor] | None = None,
 ) -> Reduction:
-    """Cuts a file that fails to the smallest part that still fails the same way.
+    """Reduces a failing file to the smallest part that still fails in the same way.
 
     Args:
         model: the path of an ONNX file, or a model; its weights must be inside it.
         fails: ``"check"`` (``svexport.check`` for ``target`` finds an error), ``"load"`` (ONNX Runtime does not load
-            it), ``"build"`` (TensorRT builds no engine), ``"differs"`` (its engine computes something else than ONNX
-            Runtime); or a function of a model that returns what fails (a text, which has to stay the same; True) or
+            it), ``"build"`` (TensorRT builds no engine), ``"differs"`` (its engine's outputs differ from ONNX
+            Runtime's); or a function of a model that returns the failure (True, or a text, which must stay the same) or
             nothing.
-        path: where the part is written, a .onnx file, with a script beside it that shows the failure, and for
-            ``"differs"`` the part's inputs.
-        target: of ``"check"``.
-        inputs: of ``"differs"``, by name; default: random ones.
+        path: the .onnx file to write the part to. A script next to it reproduces the failure; for ``"differs"`` the
+            part's inputs are written too.
+        target: target of ``"check"``.
+        inputs: inputs of ``"differs"``, by name; default: random ones.
 
     Raises:
         BuildError: if the file cannot be read.
-        SvexportError: if it does not fail, or ``fails`` is nothing of this.
+        SvexportError: if it does not fail, or ``fails`` is none of these.
     """
     source = read_source(model)
     loaded = source.model if source.path is None else onnx.load(str(source.path))
@@ -181,7 +181,7 @@ def reduce(
     def same(part: onnx.ModelProto) -> bool:
         nonlocal tried, said
         if part is loaded:
-            return True  # asked before
+            return True  # known to fail
         tried += 1
         phase(f"model {tried}, {len(part.graph.node)} nodes")
         text = failing(part)
@@ -227,7 +227,7 @@ def _failing(fails: Any, target: str | None, values: dict[str, torch.Tensor]) ->
 
 
 def _values(model: onnx.ModelProto, inputs: dict[str, torch.Tensor] | None) -> dict[str, torch.Tensor]:
-    """Every value of a run in ONNX Runtime: what a part takes is what the whole would have given it."""
+    """All values of a run in ONNX Runtime, so that a part gets the inputs that it has in the whole model."""
     engine = OnnxEngine(model, device="cpu")
     generator = torch.Generator().manual_seed(0)
     if unknown := sorted(set(inputs or {}) - set(engine.input_names)):
@@ -245,5 +245,5 @@ def _values(model: onnx.ModelProto, inputs: dict[str, torch.Tensor] | None) -> d
 
 
 def _alike(said: str) -> str:
-    """A failure without names and numbers, which differ from part to part."""
+    """A failure text without names and numbers, because these differ between parts."""
     return re.sub(r"'[^']*'|\"[^\"]*\"|\([^()]*\)|[\w/.:]*\d[\w/.:]*|\s+", " ", said)[:200].strip()

@@ -1,4 +1,4 @@
-"""Torch beside any number of engines over many samples: running statistics, the worst sample, a user's metric."""
+"""Compares engines with torch over many samples: running statistics, the worst sample, a user's metric."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from svexport.tracing.state import unchanged
 __all__ = ["OutputStatistics", "SampleComparison", "compare_samples"]
 
 _LOW, _HIGH, _FINE = -12, 4, 50
-"""Decades of absolute errors that are counted, and counts in a decade: quantiles are right to 5 %."""
+"""The histogram of absolute errors: lowest and highest decade, and bins per decade. Quantiles are accurate to 5 %."""
 
 
 @dataclass
@@ -33,15 +33,15 @@ class OutputStatistics:
     """How close one output of one engine is to torch's, over all samples.
 
     Attributes:
-        engine: its name.
-        output: the output's name.
-        samples: how many.
+        engine: name of the engine.
+        output: name of the output.
+        samples: number of samples.
         max_abs: largest absolute difference.
-        mean_abs: of all finite elements.
-        cosine: the smallest of a sample.
-        mismatched: elements outside the tolerances, in all.
-        failed: samples with such elements.
-        worst: the number of the sample with the largest ``max_abs``.
+        mean_abs: mean absolute difference of all finite elements.
+        cosine: the smallest cosine similarity of a sample.
+        mismatched: total number of elements outside the tolerances.
+        failed: number of samples with such elements.
+        worst: index of the sample with the largest ``max_abs``.
     """
 
     engine: str
@@ -67,7 +67,7 @@ class OutputStatistics:
         return self._sum / self._count if self._count else 0.0
 
     def quantile(self, fraction: float) -> float:
-        """The absolute error that this part of all elements does not exceed, right to 5 %; 1e-12 stands for zero."""
+        """The absolute error that this fraction of all elements does not exceed, accurate to 5 %; zero reads 1e-12."""
         total = int(self._counts.sum())
         if not total:
             return 0.0
@@ -75,7 +75,7 @@ class OutputStatistics:
         return float(10.0 ** (_LOW + (min(place, len(self._counts) - 1) + 1) / _FINE))
 
     def add(self, number: int, p: Parity, expected: Tensor, actual: Tensor) -> None:
-        """Counts the output of one more sample."""
+        """Adds the output of one more sample to the statistics."""
         if not self.samples or p.max_abs > self.max_abs:
             self.worst = number
         self.samples += 1
@@ -94,7 +94,7 @@ class OutputStatistics:
         self._counts += torch.bincount(bins, minlength=len(self._counts))
 
     def to_dict(self) -> dict[str, Any]:
-        """Its numbers, for JSON."""
+        """The statistics, as JSON-serializable values."""
         names = ("engine", "output", "samples", "max_abs", "mean_abs", "cosine", "mismatched", "failed", "worst", "ok")
         quantiles = {f"p{round(100 * f, 1):g}": self.quantile(f) for f in (0.5, 0.9, 0.99)}
         return {**{name: getattr(self, name) for name in names}, **quantiles}
@@ -106,12 +106,12 @@ class SampleComparison:
 
     Attributes:
         model: class name of the torch model.
-        samples: how many there were.
+        samples: number of samples.
         rtol: relative tolerance.
         atol: absolute tolerance.
         outputs: one entry per engine and output.
-        worst: by engine, the sample furthest off as it was given; None without samples.
-        metrics: by engine (torch's own under ``"torch"``), the mean of each number that ``metric`` returned.
+        worst: by engine, the sample with the largest error, as it was given; None without samples.
+        metrics: by engine (torch's under ``"torch"``), the mean of each number that ``metric`` returned.
         notes: remarks.
     """
 
@@ -130,7 +130,7 @@ class SampleComparison:
         return all(one.ok for one in self.outputs)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the samples, as plain JSON-serializable values."""
+        """All fields except the samples, as plain JSON-serializable values."""
         return {
             "model": self.model,
             "ok": self.ok,
@@ -178,7 +178,7 @@ class SampleComparison:
 
 
 class _Metrics:
-    """Running means of what the user's function returns."""
+    """Running means of the numbers that the user's metric returns."""
 
     def __init__(self, function: Callable[[Any, Any], Any] | None) -> None:
         self._function = function
@@ -213,11 +213,11 @@ def compare_samples(
     atol: float | None,
     metric: Callable[[Any, Any], Any] | None,
 ) -> SampleComparison:
-    """:func:`svexport.compare` over samples; see there. One sample is held at a time, and the worst of each engine.
+    """:func:`svexport.compare` over samples. It holds one sample at a time, plus the worst sample of each engine.
 
     Raises:
         SvexportError: without samples, if the model cannot be called with one, or if an engine has another number of
-            outputs than torch. What the iterable raises is not caught.
+            outputs than torch. Errors of the iterable are not caught.
     """
     from svexport.runtime.compare import feeds_of, paired
 
@@ -279,5 +279,5 @@ def compare_samples(
 
 
 def _as_returned(tensors: Sequence[Tensor], names: Sequence[str], in_dict: bool) -> Any:
-    """The same kind of result for torch and for engines: a tensor, or :class:`Outputs`."""
+    """Gives the results of torch and of engines the same form: a tensor, or :class:`Outputs`."""
     return tensors[0] if len(tensors) == 1 and not in_dict else Outputs(tensors, names)

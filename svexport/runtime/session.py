@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch._C import _from_dlpack  # what torch.utils.dlpack.from_dlpack calls for a capsule, after questions of its own
+from torch._C import _from_dlpack  # what torch.utils.dlpack.from_dlpack calls for a capsule, without its checks
 
 from svexport.errors import BackendNotAvailableError, EngineError, SvexportError, UnsupportedError
 from svexport.graph.returned import returned_of
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OnnxEngine", "element_type", "load"]
 
-# torch's data type and ONNX's number for each type that ONNX Runtime and torch exchange without a copy.
+# The torch data type and the ONNX number of each type that ONNX Runtime and torch exchange without a copy.
 _TYPES: dict[str, tuple[torch.dtype, int]] = {
     "tensor(float)": (torch.float32, 1),
     "tensor(uint8)": (torch.uint8, 2),
@@ -48,11 +48,11 @@ _ELEMENT = dict(_TYPES.values())
 
 
 def element_type(dtype: torch.dtype) -> int:
-    """ONNX's number of a data type that engines exchange."""
+    """The ONNX number of a data type that engines exchange."""
     return _ELEMENT[dtype]
 
 
-_FATAL = 4  # ONNX Runtime's severity: everything below arrives as an exception
+_FATAL = 4  # ONNX Runtime's log severity; lower ones arrive as exceptions
 
 
 def load(
@@ -72,22 +72,22 @@ def load(
     >>> engine(images)["boxes"]
 
     Args:
-        path: of the file. External data stays beside it; svexport nodes without bodies are lowered in memory.
+        path: path of the file, next to its external data. svexport nodes without bodies are lowered in memory.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``; default: CUDA if ONNX Runtime and torch both have it, else CPU.
-            TensorRT is on CUDA alone.
-        refit: of TensorRT, the ONNX file whose weights go into an engine that was built without them.
-        cuda_graphs: on CUDA, for how many shapes of inputs the launches are recorded and replayed at once.
-        trusted: of TensorRT, whether code in the file may run, which version-compatible engines hold.
-        kernels: of ONNX Runtime on CUDA, whether svexport's kernels run the nodes that they are for, in place of
-            bodies. They are compiled on first use, for a minute or two, and kept.
-        precision: of ONNX Runtime on CUDA, ``"tf32"`` for products of float32 on tensor cores, which round their
-            operands to 10 bits; default: float32 as it is.
+            TensorRT runs only on CUDA.
+        refit: TensorRT: the ONNX file whose weights go into an engine that was built without them.
+        cuda_graphs: CUDA: the number of input shapes whose launches are recorded as a CUDA graph and replayed.
+        trusted: TensorRT: whether code in the file may run; version-compatible engines contain code.
+        kernels: ONNX Runtime on CUDA: whether svexport's kernels run the nodes that they support, instead of the
+            bodies. They are compiled on first use, which takes a minute or two, and cached.
+        precision: ONNX Runtime on CUDA: ``"tf32"`` for float32 products on tensor cores, which round their operands to
+            10 bits; default: full float32.
 
     Raises:
         EngineError: if the file is missing, malformed or of another kind.
         UnsupportedError: if it needs what the engine does not have, such as string inputs or an unknown op.
         BackendNotAvailableError: if the runtime it needs is not installed.
-        PluginBuildError: if the kernels have to be compiled and cannot be.
+        PluginBuildError: if the kernels must be compiled and this fails.
     """
     suffix = Path(path).suffix.lower() if isinstance(path, (str, os.PathLike)) else None
     if suffix == ".onnx":
@@ -109,28 +109,26 @@ def load(
 class OnnxEngine(Engine):
     """An ONNX model in ONNX Runtime.
 
-    Contiguous inputs on the engine's device are read where they are, and outputs are ONNX Runtime's own memory handed
-    to torch: neither is copied. svexport nodes that come without a body are lowered in memory first.
+    Contiguous inputs on the engine's device are read in place, and outputs are ONNX Runtime's memory handed to torch:
+    neither is copied. svexport nodes without a body are lowered in memory first.
 
-    On CUDA it computes on a stream of its own, after what torch's current stream was given before and before what it is
-    given next; a call returns when the outputs are computed. Threads take turns.
+    On CUDA it computes on its own stream, after earlier work on torch's current stream and before later work on it. A
+    call returns when the outputs are computed. Threads take turns.
 
-    A model file is data, never code: no pickle, no library that it names, external data only from its own folder.
-    It may still ask for as much time and memory as it likes when it is run.
+    A model file is data, never code: nothing is unpickled, no library that it names is loaded, and external data is
+    read only from its own folder. It may still use any amount of time and memory when it runs.
 
     Args:
-        model: the path of a file, or a model in memory, which must stay as it is while the engine is used.
+        model: the path of a file, or a model in memory, which must not change while the engine is used.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``; default: CUDA if ONNX Runtime and torch both have it, else CPU.
-        data_folder: where the external data of a model in memory lies.
+        data_folder: folder with the external data of a model in memory.
         kernels: see :func:`load`.
         precision: see :func:`load`.
-        cuda_graphs: so many shapes of inputs, the last used ones, have their launches recorded and replayed at once,
-            which saves the CPU's time of launching. The first call of a shape records: it takes as long as loading,
-            nothing else may allocate on the GPU meanwhile (other calls of the engine wait), and weights are held once
-            more for every shape. Inputs are copied, sizes are those of the shape; :meth:`info` says why one is not
-            recorded, which then runs as without.
-        threads: on the CPU, how many compute, which sleep while there is nothing for them; default: one for each core,
-            which wait for work awake.
+        cuda_graphs: the launches for this many input shapes, the most recently used, are recorded and replayed as CUDA
+            graphs, which saves launch time on the CPU. The first call of a shape records: it takes as long as loading,
+            nothing else may allocate on the GPU meanwhile (other calls of the engine wait), and each shape holds a new
+            copy of the weights. Inputs are copied. Shapes that cannot be recorded run as usual; :meth:`info` says why.
+        threads: number of compute threads on the CPU, which sleep when idle; default: one per core, spinning when idle.
 
     Attributes:
         kernels: the names of the nodes that svexport's kernels run.
@@ -139,8 +137,8 @@ class OnnxEngine(Engine):
         EngineError: if the file is missing, malformed or of another kind.
         UnsupportedError: on inputs or outputs that torch has no tensors for, or a node of a newer svexport; on kernels,
             TF32 or CUDA graphs without CUDA.
-        BackendNotAvailableError: if ONNX Runtime is not installed, or has no CUDA when asked for it.
-        PluginBuildError: if the kernels have to be compiled and cannot be.
+        BackendNotAvailableError: if ONNX Runtime is not installed, or has no CUDA when it is requested.
+        PluginBuildError: if the kernels must be compiled and this fails.
     """
 
     _recorder: Recorder | None = None
@@ -160,7 +158,7 @@ class OnnxEngine(Engine):
         self.path = None
         if isinstance(model, (str, os.PathLike)):
             self.path = Path(model)
-            model = self.path.absolute()  # model() reads it again, from wherever the process is by then
+            model = self.path.absolute()  # model() reads it again, and the working directory may change
             data_folder = model.parent
         self._source: Path | onnx.ModelProto = model  # type: ignore[assignment]
         self._folder = data_folder
@@ -190,7 +188,7 @@ class OnnxEngine(Engine):
             self.outputs = tuple(_spec(value, value.name in ranked) for value in self._session.get_outputs())
             self._output_names = self.output_names
             self._bools = [i for i, spec in enumerate(self.outputs) if spec.dtype is torch.bool]
-            # Inputs that are outputs as well come back as the caller's own tensors.
+            # An input that is also an output comes back as the caller's own tensor, and is cloned.
             self._passed = [i for i, spec in enumerate(self.outputs) if spec.name in self.input_names]
             share = sharing(onnxruntime.capi.onnxruntime_pybind11_state.OrtValue)
             self._feeds = None if share is None or self.device.type != "cpu" else Feeds(self.inputs, share)
@@ -222,17 +220,17 @@ class OnnxEngine(Engine):
         if self._cuda is not None and cuda_graphs:
             self._recorder = self._recorder_of(cuda_graphs, not_replayable(runnable), session)
         if self._cuda is not None:
-            self._end = weakref.finalize(self, _end, self.__dict__, self._cuda)  # at the exit of the process too
+            self._end = weakref.finalize(self, _end, self.__dict__, self._cuda)  # also runs at process exit
 
     def close(self) -> None:
-        """Waits for what is enqueued and frees what the engine holds; it is not run again."""
+        """Waits for enqueued work and frees the engine's resources; it cannot run again."""
         if self._cuda is not None:
             self._end()
         else:
             self._session = self._feeds = None
 
     def _with_kernels(self, onnxruntime: Any, model: onnx.ModelProto) -> tuple[Path | None, onnx.ModelProto]:
-        """The library and the model that it is for; no library for a model without nodes that it has."""
+        """The kernel library and the model that uses it; no library for a model without such nodes."""
         from svexport.runtime.kernels import library, with_kernels
 
         changed, taken = with_kernels(model)
@@ -240,7 +238,7 @@ class OnnxEngine(Engine):
         return (library(onnxruntime), changed) if taken else (None, model)
 
     def _recorder_of(self, size: int, reason: str, session: Callable[..., Any]) -> Recorder:
-        """Holds nothing of the engine, which goes as soon as nobody has it."""
+        """Makes the recorder. It must not reference the engine, so that the engine is freed with its last user."""
         precision, device, beside = self._options["precision"], self.device, self._cuda
 
         def make() -> tuple[_Cuda, Any]:
@@ -254,15 +252,15 @@ class OnnxEngine(Engine):
 
     @property
     def dtypes(self) -> set[torch.dtype]:
-        """The types of the file's weights."""
+        """Data types of the file's weights."""
         return self._weights
 
     def model(self) -> onnx.ModelProto:
-        """The model that runs, read anew: external data left in its files, nodes without a body lowered."""
+        """Reads the model that runs again, without its external data and with bodiless nodes lowered."""
         return _with_bodies(_read(self._source))
 
     def file(self) -> onnx.ModelProto:
-        """A copy of the model as it was given, svexport nodes as they are, with the data in other files."""
+        """A copy of the model as it was given: svexport nodes are kept, and external data is loaded."""
         import onnx
         from onnx.external_data_helper import load_external_data_for_model
 
@@ -273,26 +271,26 @@ class OnnxEngine(Engine):
         return model
 
     def with_outputs(self, names: Iterable[str]) -> OnnxEngine:
-        """An engine of the same model that also returns values from inside its graph, after the outputs it already has.
+        """An engine of the same model that also returns values from inside its graph, after its own outputs.
 
         Raises:
-            EngineError: on a name that no node of the (outermost) graph computes.
+            EngineError: on a name that no node of the outermost graph computes.
         """
         import onnx
 
         model = onnx.ModelProto()
-        model.CopyFrom(self.model())  # which may be the caller's
+        model.CopyFrom(self.model())  # a copy: it may be the caller's
         computed = {name for node in model.graph.node for name in node.output}
         present = {output.name for output in model.graph.output}
         for name in dict.fromkeys(names):
             if name not in computed:
                 raise EngineError(f"{self} computes no value named {name!r}")
             if name not in present:
-                model.graph.output.append(onnx.ValueInfoProto(name=name))  # its type follows from the nodes
+                model.graph.output.append(onnx.ValueInfoProto(name=name))  # ONNX Runtime infers its type
         return OnnxEngine(model, device=self.device, data_folder=self._folder, **self._options)
 
     def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """As of every engine; asks less where nothing has to be made of the tensors, which small runs feel."""
+        """As for every engine, with a fast path for tensors that need no conversion, which matters for small runs."""
         try:
             feeds = None if self._feeds is None else self._feeds.of(tensors)
             if feeds is not None:
@@ -306,7 +304,7 @@ class OnnxEngine(Engine):
     def _run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         if self._session is None if self._cuda is None else not self._end.alive:
             raise EngineError(f"{self} is closed; load it again")
-        # Held until the run is over.
+        # Keep a reference to converted tensors until the run is over: ONNX Runtime reads their memory.
         ready = [tensor if self._fits(tensor) else self._ready(tensor) for tensor in tensors]
         try:
             replay = self._recorder.get(ready, self._computed) if self._recorder is not None else None
@@ -321,7 +319,7 @@ class OnnxEngine(Engine):
         return EngineError(f"{self} failed in ONNX Runtime on {given}: {_reason(error)}")
 
     def _fits(self, tensor: Tensor) -> bool:
-        """Whether ONNX Runtime reads it where it is; asked first, for it costs less than what would change nothing."""
+        """Whether ONNX Runtime can read the tensor in place; this test is cheaper than conversions without effect."""
         if tensor.requires_grad or not tensor.is_contiguous() or tensor.is_neg():
             return False
         return tensor.is_cpu if self._cuda is None else tensor.device == self.device
@@ -332,22 +330,22 @@ class OnnxEngine(Engine):
     def _computed(self, ready: Sequence[Tensor]) -> list[Tensor]:
         if self._feeds is None:
             return self._taken(self._bound(ready))
-        # By the session's own interface: what is around it takes more than small runs.
+        # Call the internal session: the public wrapper takes longer than a small run.
         return self._taken(self._session._sess.run_with_ort_values(self._feeds.made(ready), self._output_names, None))
 
     def _taken(self, values: Any) -> list[Tensor]:
-        """The outputs of a run, as tensors of the caller's own."""
+        """The outputs of a run, as tensors that the caller owns."""
         outputs: list[Tensor] = values.to_dlpacks(_from_dlpack)
         if len(outputs) != len(self.outputs):
             raise EngineError(f"{self} returned {len(outputs)} of {len(self.outputs)} outputs: it is damaged")
         for i in self._bools:
-            outputs[i] = outputs[i].view(torch.bool)  # DLPack makes uint8 of it
+            outputs[i] = outputs[i].view(torch.bool)  # DLPack returns bool as uint8
         for i in self._passed:
             outputs[i] = outputs[i].clone()
         return outputs
 
     def _bound(self, ready: Sequence[Tensor]) -> Any:
-        """The outputs where they are computed."""
+        """Runs with bound inputs and outputs; returns the outputs on the device where they are computed."""
         binding = _binding(self.inputs, self.outputs, self.device, self._session, ready)  # one per call, for threads
         if self._cuda is None:
             self._session.run_with_iobinding(binding)
@@ -356,7 +354,7 @@ class OnnxEngine(Engine):
         return binding.get_outputs_as_ortvaluevector()
 
     def info(self) -> dict[str, Any]:
-        """As of every engine, with what ONNX Runtime runs it by, and whether CUDA graphs are recorded."""
+        """As for every engine, with ONNX Runtime's execution providers, and whether CUDA graphs are recorded."""
         return {
             **super().info(),
             "onnxruntime": _onnxruntime().__version__,
@@ -374,7 +372,7 @@ def _binding(
     tensors: Sequence[Tensor],
     results: Sequence[Tensor] | None = None,
 ) -> Any:
-    """Inputs and outputs bound to a session; outputs without ``results`` are allocated by the run."""
+    """Binds inputs and outputs to a session; without ``results`` the run allocates the outputs."""
     place = device.type, device.index or 0
     binding = session.io_binding()
     for spec, tensor in zip(inputs, tensors, strict=True):
@@ -386,11 +384,11 @@ def _binding(
 
 
 class _Cuda:
-    """Where a session computes on CUDA: a stream of its own, ordered with the caller's. One run at a time.
+    """The stream on which a session computes on CUDA, ordered with the callers' streams. It runs one call at a time.
 
     Args:
-        beside: of a session that records, the one whose turns it takes: what allocates on the device while ONNX Runtime
-            records fails in whatever thread it is, and breaks the recording.
+        beside: for a recording session, the one whose lock it shares: an allocation on the device while ONNX Runtime
+            records fails, in any thread, and breaks the recording.
     """
 
     def __init__(self, device: torch.device, precision: str | None, beside: _Cuda | None = None) -> None:
@@ -401,7 +399,7 @@ class _Cuda:
         self.provider = (
             "CUDAExecutionProvider",
             {
-                # Left out where it is the default, of which ONNX Runtime would warn that no plugin provider has it.
+                # Omit the default device 0: ONNX Runtime would warn that no plugin provider has it.
                 **({"device_id": str(device.index)} if device.index else {}),
                 **({"enable_cuda_graph": "1"} if beside is not None else {}),
                 "user_compute_stream": str(self._stream.cuda_stream),
@@ -414,9 +412,9 @@ class _Cuda:
 
     def run(self, session: Any, binding: Any) -> None:
         with self._turn():
-            # ONNX Runtime waits for the device. Told not to (disable_synchronize_execution_providers), it keeps the
-            # host buffers of every run until the session is freed, and frees them in a callback of the stream: the
-            # last holder of their allocator, which calls CUDA where that is not allowed and ends the process.
+            # ONNX Runtime waits for the device. With disable_synchronize_execution_providers it would keep the host
+            # buffers of every run until the session is freed, and free them in a stream callback. That callback, the
+            # last owner of their allocator, calls CUDA where this is not allowed, and ends the process.
             session.run_with_iobinding(binding)
 
     def replay(
@@ -431,25 +429,25 @@ class _Cuda:
             caller.wait_stream(self._stream)
             copies = [output.clone() for output in outputs]
             for output in outputs:
-                output.record_stream(caller)  # if it is forgotten now, its memory is used again after the copy only
+                output.record_stream(caller)  # if it is freed now, its memory is reused only after the copy
             return copies
 
     @contextmanager
     def _turn(self) -> Iterator[torch.cuda.Stream]:
-        """One run: after what all callers' streams were given before, and before what this one's is given next."""
+        """Orders one run after earlier work on all callers' streams, and before later work on this caller's stream."""
         current = torch.cuda.current_stream(self._device)
         with self._lock:
             self._callers.add(current)
-            for stream in self._callers:  # all of them: the memory of outputs that one let go is used again for any
+            for stream in self._callers:  # all of them: memory of outputs freed by one caller is reused for any other
                 self._stream.wait_stream(stream)
             try:
                 yield current
             finally:
-                current.wait_stream(self._stream)  # where that failed
+                current.wait_stream(self._stream)  # even if the run failed
 
 
 def _end(attributes: dict[str, Any], cuda: _Cuda) -> None:
-    """Frees a session once the device has done all that was enqueued for it, while Python and CUDA are still there."""
+    """Frees a session after the device has finished its enqueued work, while Python and CUDA are still alive."""
     try:
         cuda.synchronize()
     finally:
@@ -504,7 +502,7 @@ def _check_options(
 
 
 def _read(source: Path | onnx.ModelProto) -> onnx.ModelProto:
-    """The model without its external data."""
+    """Reads the model without its external data."""
     import onnx
     from google.protobuf.message import DecodeError
 
@@ -529,7 +527,7 @@ def _read(source: Path | onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _with_bodies(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model itself if every svexport node in it has a body, else a lowered copy."""
+    """The model itself if every svexport node has a body, else a lowered copy."""
     from svexport.graph import lower
     from svexport.graph.nodes import svexport_nodes, symbolic_of
 
@@ -545,15 +543,15 @@ def _before_overloads(onnxruntime: Any) -> bool:
 
 
 def for_runtime(onnxruntime: Any, model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model as this ONNX Runtime runs it right: before 1.27 it takes the first body of a name for all overloads."""
+    """Adapts the model to this ONNX Runtime: before 1.27 it uses the first body of a name for all overloads."""
     from svexport.graph.bodies import without_overloads
 
     return without_overloads(model) if _before_overloads(onnxruntime) else model
 
 
 def broken_optimizers(onnxruntime: Any) -> list[str]:
-    """Optimizers of this ONNX Runtime that refuse right models (Reshapes to sizes a body computes, some LayerNorms), or
-    compute something else: one takes any Relu before a QuantizeLinear to fp8 away, whose least number is not zero."""
+    """Optimizers of this ONNX Runtime that reject valid models (Reshapes to sizes that a body computes, some
+    LayerNorms) or change results: one removes any Relu before a QuantizeLinear to fp8, whose minimum is not zero."""
     refusing = ["ReshapeFusion", "SkipLayerNormFusion"] if _before_overloads(onnxruntime) else []
     return [*refusing, "ReluQuantRewrite"]
 
@@ -568,18 +566,18 @@ def _session(
 ) -> Any:
     options = onnxruntime.SessionOptions()
     if threads is not None:
-        options.intra_op_num_threads, options.enable_mem_pattern = threads, False  # which takes memory anew in run two
+        options.intra_op_num_threads, options.enable_mem_pattern = threads, False  # patterns reallocate in run two
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = _FATAL
     options.use_deterministic_compute = True
-    # As the file says: of quantizers around a Conv or MatMul one of integers would be made, whose bias is rounded too.
+    # Run the file as it is: the optimizer would fuse quantizers and a Conv to an integer node that rounds the bias too.
     options.add_session_config_entry("session.disable_quant_qdq", "1")
     if isinstance(source, bytes) and folder is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.fspath(folder))
     if library is not None:
         options.register_custom_ops_library(str(library))
     providers: list[Any] = [*([cuda.provider] if cuda else ()), "CPUExecutionProvider"]
-    # Without its fallback, which prints to stdout and tries the same once more.
+    # Disable the fallback, which prints to stdout and tries the same again.
     disabled = broken_optimizers(onnxruntime)
     return onnxruntime.InferenceSession(
         source, options, providers=providers, enable_fallback=0, disabled_optimizers=disabled
@@ -590,7 +588,7 @@ def _spec(value: Any, ranked: bool) -> TensorSpec:
     if value.type not in _TYPES:
         raise UnsupportedError(f"{value.name!r} is a {value.type}; engines exchange {', '.join(_TYPES)}")
     dtype, _ = _TYPES[value.type]
-    if not ranked and not value.shape:  # ONNX Runtime shows an unknown rank as it shows a scalar
+    if not ranked and not value.shape:  # ONNX Runtime reports an unknown rank like a scalar
         return TensorSpec(value.name, dtype, None)
     return TensorSpec(value.name, dtype, tuple(None if isinstance(s, int) and s < 0 else s for s in value.shape))
 

@@ -1,4 +1,4 @@
-"""Engines of TensorRT on torch tensors."""
+"""TensorRT engines on torch tensors."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 __all__ = ["LayerTime", "TensorRTEngine", "place"]
 
 place = places.cuda
-"""The device of an engine, from what the caller asks for."""
+"""Returns the place (device) that a caller requests for an engine."""
 
 
 @dataclass(frozen=True)
 class LayerTime:
-    """What one layer took in :meth:`TensorRTEngine.profile`.
+    """The time of one layer in :meth:`TensorRTEngine.profile`.
 
     Attributes:
-        name: of the layer.
-        milliseconds: the mean of all runs.
-        nodes: of the file that it computes, as far as the engine tells.
-        source: the model's line of the first of them that has one.
+        name: name of the layer.
+        milliseconds: mean over all runs.
+        nodes: nodes of the file that the layer computes, as far as the engine tells.
+        source: source line of the model for the first of these nodes that has one.
     """
 
     name: str
@@ -50,34 +50,33 @@ class LayerTime:
 
 
 class TensorRTEngine(Engine):
-    """An engine of TensorRT (8.6 or later), run on torch's current stream.
+    """A TensorRT engine (8.6 or later) that runs on torch's current stream.
 
-    Contiguous inputs on the engine's device are read where they are; outputs are new tensors of the caller's own. A
-    call returns as soon as the work is enqueued, as torch's operators do. Any number of threads may call: each run has
-    an execution context of its own, which is kept for the next.
+    Contiguous inputs on the engine's device are read in place; outputs are new tensors that the caller owns. A call
+    returns as soon as the work is enqueued, as torch's operators do. Any number of threads may call: each run uses its
+    own execution context, which is kept for later runs.
 
-    A plan is taken for untrusted: it is looked at before TensorRT is, and code in it (of version-compatible engines,
-    and of plugin libraries in them) is refused unless ``trusted``. Plugins of svexport are registered before it is
-    loaded where they can be. Use it as a context manager, or :meth:`close` it, to free its memory at once.
+    A plan is untrusted: it is inspected before TensorRT loads it, and code in it (of version-compatible engines and
+    the plugin libraries in them) is refused unless ``trusted``. svexport's plugins are registered before loading if
+    possible. Use the engine as a context manager, or :meth:`close` it, to free its memory at once.
 
     Args:
         plan: the path of a plan, or its bytes.
         device: ``"cuda"`` or ``"cuda:1"``; default: torch's current one.
-        refit: the ONNX file whose weights go into a plan that was built without.
-        cuda_graphs: so many shapes of inputs have their launches recorded and replayed at once, which saves the CPU's
-            time of enqueueing. The inputs are copied then. :meth:`info` says why one is not.
-        trusted: code in the plan may run.
+        refit: the ONNX file whose weights go into a plan that was built without weights.
+        cuda_graphs: the launches for this many input shapes are recorded and replayed as CUDA graphs, which saves the
+            CPU the time of enqueueing. Inputs are copied then. :meth:`info` says why a shape is not recorded.
+        trusted: whether code in the plan may run.
         path: names the engine if ``plan`` is bytes.
 
     Attributes:
-        version: of the TensorRT that built it; empty where the plan does not say.
-        report: what :func:`svexport.build` did; None of an engine that was loaded.
-        sources: the model's line of each node, for :meth:`profile`.
-        built_from: the ONNX file (or model) and the options that :func:`svexport.build` made it with; None of an engine
-            that was loaded.
+        version: version of the TensorRT that built it; empty if the plan does not say.
+        report: report of :func:`svexport.build`; None for a loaded engine.
+        sources: source line of the model for each node, for :meth:`profile`.
+        built_from: the ONNX file (or model) and the options that :func:`svexport.build` used; None for a loaded engine.
 
     Raises:
-        EngineError: if it is no plan, or TensorRT refuses it: the error names the version that built it.
+        EngineError: if it is not a plan, or TensorRT refuses it: the error names the version that built it.
         UnsupportedError: on inputs or outputs that torch has no tensors for.
         BackendNotAvailableError: without TensorRT 8.6 or later, or without a GPU.
     """
@@ -126,7 +125,7 @@ class TensorRTEngine(Engine):
                 if refit is not None:
                     self.refit(refit)
                 self._read_tensors()
-                self._idle.append(self._new_context())  # what it lacks is said now
+                self._idle.append(self._new_context())  # so that missing resources raise now
             except BaseException:
                 self.close()
                 raise
@@ -140,7 +139,7 @@ class TensorRTEngine(Engine):
         self._plugins = ""
         try:
             register_plugins()
-        except SvexportError as error:  # most engines need none; one that does is refused
+        except SvexportError as error:  # most engines need no plugins; one that does will be refused
             self._plugins = f" (svexport's plugins are not registered: {error})"
             logger.debug("plugins are not registered: {}", error)
 
@@ -182,7 +181,7 @@ class TensorRTEngine(Engine):
         self._ranges = [self._ranges_of(number) for number in range(self._profiles)]
 
     def _ranges_of(self, profile: int) -> dict[str, tuple[Any, Any, Any]]:
-        """Smallest, usual and largest shape of each input that has open sizes."""
+        """Smallest, usual and largest shape of each input with open sizes."""
         return {
             spec.name: tuple(tuple(s) for s in self._engine.get_tensor_profile_shape(spec.name, profile))  # type: ignore[misc]
             for spec in self.inputs
@@ -190,10 +189,10 @@ class TensorRTEngine(Engine):
         }
 
     def refit(self, model: str | os.PathLike[str] | onnx.ModelProto) -> None:
-        """Puts the weights of an ONNX file into the engine; nothing may run meanwhile.
+        """Replaces the engine's weights by those of an ONNX file; nothing may run meanwhile.
 
         Raises:
-            EngineError: if the engine was not built for it, or the file does not fit.
+            EngineError: if the engine was not built with ``refit``, or the file does not fit.
             UnsupportedError: before TensorRT 10.
         """
         trt, engine = self._trt, self._opened()
@@ -218,7 +217,7 @@ class TensorRTEngine(Engine):
 
     def _run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         self._opened()
-        profile = self.profile_for(tensors)  # sizes that fit none cost no context
+        profile = self.profile_for(tensors)  # first: sizes that fit no profile need no context
         with self._place.active():
             try:
                 ready = [self._ready(spec, tensor) for spec, tensor in zip(self.inputs, tensors, strict=True)]
@@ -231,7 +230,7 @@ class TensorRTEngine(Engine):
                     return context.run(ready, profile)
             except SvexportError:
                 raise
-            except Exception as error:  # no memory for an output; sizes that the bindings cannot tell
+            except Exception as error:  # no memory for an output, or sizes that the bindings cannot tell
                 given = ", ".join(f"{spec.name}: {list(t.shape)}" for spec, t in zip(self.inputs, tensors, strict=True))
                 reason = str(error).strip() or type(error).__name__
                 raise EngineError(f"{self} failed on {given}: {reason}") from error
@@ -260,7 +259,7 @@ class TensorRTEngine(Engine):
         try:
             yield context
         except BaseException:
-            context.release()  # one that has failed is not used again
+            context.release()  # a failed context is not reused
             raise
         else:
             with self._lock:
@@ -281,10 +280,10 @@ class TensorRTEngine(Engine):
         return int(getattr(self._engine, name))
 
     def profile_for(self, tensors: Sequence[Tensor]) -> int:
-        """The number of the first profile that was built for these sizes.
+        """The index of the first profile that was built for these sizes.
 
         Raises:
-            EngineError: if none was; it says what the engine was built for.
+            EngineError: if there is none; it says what sizes the engine was built for.
         """
         if not any(self._ranges):
             return 0
@@ -302,7 +301,7 @@ class TensorRTEngine(Engine):
         raise EngineError(f"{self} was built for {built}, got {given}; build it with shapes= that hold these")
 
     def _record(self, tensors: Sequence[Tensor], profile: int) -> Recorded | str:
-        """A graph for inputs of these shapes, or why there is none."""
+        """A CUDA graph for inputs of these shapes, or the reason why there is none."""
         if self._on_host:
             return f"the numbers of {', '.join(sorted(self._on_host))} are read on the CPU in every run"
         context = None
@@ -322,20 +321,20 @@ class TensorRTEngine(Engine):
     # -------------------------------------------------------------------------------------------------- what it tells
 
     def layers(self) -> list[Layer]:
-        """The engine's layers, as far as it keeps them (``profilingVerbosity``)."""
+        """The engine's layers, as far as it stores them (``profilingVerbosity``)."""
         inspector = self._opened().create_engine_inspector()
         return read_layers(inspector.get_engine_information(self._trt.LayerInformationFormat.JSON))
 
     def profile(self, *tensors: Tensor, runs: int = 10, **named: Tensor) -> list[LayerTime]:
-        """Times every layer on these inputs, in the order in which they run.
+        """Times every layer on these inputs, in order of execution.
 
         Raises:
-            EngineError: as calling the engine does, or if ``runs`` is no number from 1 on.
+            EngineError: as for calling the engine, or if ``runs`` is not an integer of at least 1.
         """
         if isinstance(runs, bool) or not isinstance(runs, int) or runs < 1:
             raise EngineError(f"runs expects a number of runs from 1 on, got {runs!r}")
         ordered = self._in_order(tensors, named)
-        self.run(ordered)  # checks them; and what happens once is not timed
+        self.run(ordered)  # checks the inputs, and warms up
         trt = self._trt
 
         class Profiler(trt.IProfiler):  # type: ignore[name-defined, misc]
@@ -366,7 +365,7 @@ class TensorRTEngine(Engine):
         return found
 
     def info(self) -> dict[str, Any]:
-        """As of every engine, with what TensorRT tells of it.
+        """As for every engine, with details from TensorRT.
 
         Raises:
             EngineError: if it is closed.
@@ -387,7 +386,7 @@ class TensorRTEngine(Engine):
         }
 
     def close(self) -> None:
-        """Frees the engine; what runs on the device is waited for."""
+        """Frees the engine after waiting for its work on the device."""
         with self._lock:
             if self._closed:
                 return

@@ -1,4 +1,4 @@
-"""``svexport.triton_repository``: a model repository for NVIDIA's Triton Inference Server."""
+"""``svexport.triton_repository``: writes a model repository for NVIDIA's Triton Inference Server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["TritonRepository", "triton_repository"]
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _SCALES = (1.0, 100.0, 0.01)
-"""Of the rows in a batch that is tried."""
+"""Scales of the random rows in a trial batch."""
 _LARGEST = 2**31 - 1
 _IMAGE = "nvcr.io/nvidia/tritonserver:YY.MM-py3"
 
@@ -39,10 +39,10 @@ class TritonRepository:
     """Result of :func:`svexport.triton_repository`; ``print`` shows it.
 
     Attributes:
-        folder: the repository.
-        models: what a client may ask for, by name: its input and output tensors and its largest batch.
-        command: starts a server with it.
-        notes: what was assumed, and what is not as asked.
+        folder: folder of the repository.
+        models: the models that a client may request, by name: input and output tensors, and the largest batch.
+        command: command that starts a server with the repository.
+        notes: assumptions, and requested options that were not followed.
     """
 
     folder: Path
@@ -51,10 +51,10 @@ class TritonRepository:
     notes: list[str] = field(default_factory=list)
 
     def client(self, model: str) -> str:
-        """A program that asks the server for one result (``pip install tritonclient[http]``).
+        """A program that requests one result from the server (``pip install tritonclient[http]``).
 
         Raises:
-            EngineError: if there is no such model.
+            EngineError: if there is no model of that name.
         """
         if model not in self.models:
             raise EngineError(f"no model is named {model!r}; there are {', '.join(self.models)}")
@@ -123,29 +123,29 @@ def triton_repository(
     >>> print(made)  # with the command that starts the server
     >>> print(made.client("detector"))
 
-    A server that batches puts rows of different requests into one run. So a file is batched only where that is shown
-    to be right: the first axis of all inputs and outputs is open, and a run of two rows gives what two runs of one do.
-    ONNX files are written with svexport nodes lowered, for the server's ONNX Runtime is of an age that is not known,
-    and are told to compute in float32 without TF32 (Triton 24.07 or later).
+    A server that batches puts rows of different requests into one run. A file is batched only if this is shown to be
+    correct: the first axis of all inputs and outputs is open, and a run of two rows gives the same as two runs of one.
+    ONNX files are written with svexport nodes lowered, because the version of the server's ONNX Runtime is unknown.
+    They are configured to compute in float32 without TF32 (Triton 24.07 or later).
 
     Args:
-        folder: of the repository, which must not exist, or be empty. It is written beside its place, and renamed.
-        engines: an engine or the path of a file, several in a list, or in a dict by the name that clients will use;
-            default: that of the file.
+        folder: folder of the repository; it must be empty or not exist. It is written under another name and renamed.
+        engines: an engine or the path of a file, or several in a list, or in a dict by the names that clients use;
+            default: the file names.
         max_batch_size: the largest batch; default: what a plan was built for, 8 for ONNX files, and 0 (no batching)
-            where rows cannot be batched. A number that is given is an error there.
-        shapes: a typical shape by input, the batch axis included, for those with open sizes: to try batches, and to
-            warm up. Of plans, default: what they were built for.
-        instances: how many run a model at a time.
-        device: ``"cpu"``, ``"cuda"`` or ``"cuda:1"``, where they run; default: a GPU if the server has one.
-        queue_delay: so many microseconds a request waits for others to be batched with; None: each is run by itself.
+            if rows cannot be batched. In that case a given number is an error.
+        shapes: for inputs with open sizes, a typical shape including the batch axis, to try batches and to warm up.
+            Default for plans: what they were built for.
+        instances: number of instances that run a model concurrently.
+        device: device of the instances, ``"cpu"``, ``"cuda"`` or ``"cuda:1"``; default: a GPU if the server has one.
+        queue_delay: microseconds that a request waits for others to form a batch; None: each request runs alone.
         warmup: run each model on zeros before the first request.
-        ensemble: the name of a further model: all others in order, a preprocessing and a detector perhaps. What has
-            one name is one tensor.
-        connect: of an ensemble, what is one tensor under two names: ``{"images": "pixels"}`` for the input
-            ``images`` and the output ``pixels`` of a model before it.
-        trusted: code in plans may run, here and in the server; version-compatible plans, and with them those that
-            carry svexport's plugin library, need it.
+        ensemble: the name of a further model that chains all others in order, such as preprocessing and detector.
+            Tensors of the same name are connected.
+        connect: for an ensemble, connects tensors of different names: ``{"images": "pixels"}`` for the input
+            ``images`` and the output ``pixels`` of an earlier model.
+        trusted: whether code in plans may run, here and in the server. Version-compatible plans need it, including
+            those that carry svexport's plugin library.
 
     Raises:
         EngineError: if a file cannot be loaded, or names, sizes or options do not fit; nothing is written.
@@ -227,7 +227,7 @@ def _of(model: Served, where: torch.device | None) -> torch.device | None:
 
 
 def _named(engines: Any, ensemble: str | None) -> list[tuple[str, Any]]:
-    """Each with the name of its folder."""
+    """Pairs each engine with the name of its folder."""
     found = named(engines)
     if not isinstance(engines, Mapping):
         found = [(Path(name).stem if isinstance(e, (Engine, str, os.PathLike)) else name, e) for name, e in found]
@@ -269,7 +269,7 @@ def _check_shapes(engines: Mapping[str, Engine], shapes: Mapping[str, Sequence[i
 def _serve(
     name: str, engine: Engine, shapes: Mapping[str, Sequence[int]], max_batch_size: int | None, warmup: bool
 ) -> Served:
-    """How Triton is to run an engine."""
+    """Determines how Triton runs an engine."""
     if not engine.inputs:
         raise UnsupportedError(f"{name} takes no inputs, and Triton has no such models")
     onnx = isinstance(engine, OnnxEngine)
@@ -287,7 +287,7 @@ def _serve(
         typical = shapes.get(spec.name) or (ranges[spec.name][1] if spec.name in ranges else spec.shape)
         if typical is None:
             continue
-        # A first axis alone that nothing is known of is a batch, if anything.
+        # An unknown first axis, if it is the only unknown one, is taken for a batch of 1.
         sizes = [1 if axis == 0 and not isinstance(size, int) else size for axis, size in enumerate(typical)]
         if all(isinstance(size, int) for size in sizes):
             model.sizes[spec.name] = tuple(sizes)  # type: ignore[arg-type]
@@ -310,7 +310,7 @@ def _serve(
 
 
 def _unbatched(engine: Engine, model: Served, ranges: Mapping[str, Any]) -> str:
-    """Why rows of different requests must not be put into one run; empty if they may."""
+    """Why rows of different requests must not share a run; empty if they may."""
     if model.shape_inputs:
         return f"the numbers of {', '.join(sorted(model.shape_inputs))} are sizes"
     for spec in (*engine.inputs, *engine.outputs):
@@ -327,7 +327,7 @@ def _unbatched(engine: Engine, model: Served, ranges: Mapping[str, Any]) -> str:
 
 
 def _mixes_rows(engine: Engine, model: Served, largest: int) -> str:
-    """Why some rows in one run do not give what each gives alone; empty if they do."""
+    """Why rows in one run give other results than each row alone; empty if they give the same."""
     scales = _SCALES[:largest]
     count = len(scales)
     generator = torch.Generator().manual_seed(0)
@@ -352,7 +352,7 @@ def _mixes_rows(engine: Engine, model: Served, largest: int) -> str:
 
 
 def _random(spec: TensorSpec, sizes: Sequence[int], scale: float, generator: torch.Generator) -> Tensor:
-    """One row."""
+    """A random row."""
     shape = (1, *sizes[1:])
     if spec.dtype.is_floating_point:
         return (torch.randn(shape, generator=generator) * scale).to(spec.dtype)
@@ -360,7 +360,7 @@ def _random(spec: TensorSpec, sizes: Sequence[int], scale: float, generator: tor
 
 
 def _cold(engine: Engine, model: Served) -> str:
-    """Why a run on zeros is of no use; empty if it is one."""
+    """Why a warm-up run on zeros does not work; empty if it does."""
     if model.shape_inputs:
         return f"the numbers of {', '.join(sorted(model.shape_inputs))} are sizes"
     if missing := [spec.name for spec in engine.inputs if spec.name not in model.sizes]:
@@ -376,10 +376,10 @@ def _cold(engine: Engine, model: Served) -> str:
 
 
 def _chain(name: str, models: Sequence[Served], connect: Mapping[str, str]) -> dict[str, Any]:
-    """The configuration of all models in order. Tensors are told apart by the model that makes them."""
-    made: dict[str, tuple[Served, TensorSpec]] = {}  # the last of each name
+    """The configuration of an ensemble of all models in order. A tensor is identified by the model that outputs it."""
+    made: dict[str, tuple[Served, TensorSpec]] = {}  # the last output of each name
     inputs: dict[str, tuple[Served, TensorSpec]] = {}
-    outer: dict[tuple[str, str], str] = {}  # of each output: its name in the ensemble
+    outer: dict[tuple[str, str], str] = {}  # for each output, its name in the ensemble
     steps: list[tuple[Served, dict[str, str], dict[str, str]]] = []
     used: set[str] = set()
     unknown = set(connect)
@@ -442,7 +442,7 @@ def _fits(name: str, one: tuple[Served, TensorSpec], other: tuple[Served, Tensor
 def _write(
     folder: Path, engines: Mapping[str, Engine], models: Sequence[Served], configs: Mapping[str, dict[str, Any]]
 ) -> None:
-    """Beside its place, and renamed when it is whole."""
+    """Writes the folder under another name, and renames it when it is complete."""
     try:
         folder.absolute().parent.mkdir(parents=True, exist_ok=True)
         beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.absolute().parent))
@@ -517,7 +517,7 @@ def _for_clients(configs: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, A
 
 
 def _numpy(kind: str) -> str:
-    """numpy's name of Triton's type."""
+    """numpy's name for a Triton data type."""
     if kind == "BF16":
         return "ml_dtypes.bfloat16"
     return "np." + next(str(dtype).removeprefix("torch.") for dtype, name in DTYPES.items() if name == kind)

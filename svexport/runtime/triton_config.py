@@ -1,4 +1,4 @@
-"""The text of a model's configuration for Triton Inference Server: ``config.pbtxt``, a protobuf in its text format."""
+"""Writes a model's configuration for Triton Inference Server: ``config.pbtxt``, in protobuf's text format."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ DTYPES = {
     torch.float64: "FP64",
     torch.bfloat16: "BF16",
 }
-"""Triton's names, by which clients know them too."""
+"""Triton's names of data types, which clients use too."""
 
 _LINE = 100
 
 
 class Enum(str):
-    """A word that stands without quotes."""
+    """An enum value, written without quotes."""
 
 
 @dataclass
@@ -42,13 +42,13 @@ class Served:
     """A model in a repository.
 
     Attributes:
-        name: of its folder.
+        name: name of its folder.
         kind: ``"onnx"`` or ``"plan"``.
-        inputs: as the engine has them, the batch axis among their sizes.
+        inputs: the engine's inputs, including the batch axis.
         outputs: likewise.
-        max_batch_size: 0 where Triton does not batch it.
-        sizes: a typical shape of each input, the batch axis among them, as far as it is known.
-        shape_inputs: inputs and outputs whose numbers are sizes, which only TensorRT has.
+        max_batch_size: the largest batch; 0 if Triton does not batch it.
+        sizes: a typical shape of each input including the batch axis, as far as it is known.
+        shape_inputs: inputs and outputs whose values are sizes; only TensorRT has these.
         warm: whether a warm-up is written.
         notes: what was assumed or left out.
     """
@@ -70,10 +70,10 @@ class Served:
 
 
 def tensor(model: Served, spec: TensorSpec) -> dict[str, Any]:
-    """An input or output, without its batch axis where Triton batches.
+    """The description of an input or output, without its batch axis if Triton batches.
 
     Raises:
-        UnsupportedError: if it has no rank, or a size or type that Triton does not have.
+        UnsupportedError: on an unknown rank, or a size or type that Triton does not have.
     """
     what = f"{spec.name!r} of {model.name}"
     if spec.shape is None:
@@ -99,7 +99,7 @@ def tensor(model: Served, spec: TensorSpec) -> dict[str, Any]:
 
 
 def model_config(model: Served, instances: int, device: torch.device | None, queue_delay: int | None) -> dict[str, Any]:
-    """The configuration of a model. ``device`` is where instances run, None wherever the server likes."""
+    """The configuration of a model. ``device`` is where instances run; None leaves it to the server."""
     facts: dict[str, Any] = {
         "name": model.name,
         "backend": "onnxruntime" if model.kind == "onnx" else "tensorrt",
@@ -125,7 +125,7 @@ def model_config(model: Served, instances: int, device: torch.device | None, que
 
 
 def _warmup(model: Served) -> Iterator[dict[str, Any]]:
-    """Runs on zeros before the first request, of the smallest and of the largest batch."""
+    """Warm-up runs on zeros before the first request, with the smallest and the largest batch."""
     for batch in dict.fromkeys((1, max(model.max_batch_size, 1))):
         inputs = []
         for spec in model.inputs:
@@ -145,15 +145,15 @@ def ensemble_config(
     """The configuration of a chain of models.
 
     Args:
-        name: of the ensemble.
-        steps: each model, and which tensor of the ensemble each of its inputs and outputs is.
-        inputs: of the ensemble, each with the model and input that it is.
+        name: name of the ensemble.
+        steps: for each model, the ensemble's tensor for each of its inputs and outputs.
+        inputs: inputs of the ensemble, each with the model and the model's input that it feeds.
         outputs: likewise.
     """
 
     def ends(given: Mapping[str, tuple[Served, TensorSpec]]) -> list[dict[str, Any]]:
         described = {outer: {**tensor(model, spec), "name": outer} for outer, (model, spec) in given.items()}
-        own = ("is_shape_tensor", "reshape")  # which are the steps' alone
+        own = ("is_shape_tensor", "reshape")  # these belong to the steps only
         return [{k: v for k, v in facts.items() if k not in own} for facts in described.values()]
 
     def pairs(names: Mapping[str, str]) -> list[dict[str, str]]:
@@ -204,7 +204,7 @@ def _scalar(value: Any) -> str:
 
 
 def _quoted(text: str) -> str:
-    """With everything but plain ASCII as octal escapes of its bytes."""
+    """Quotes a text, with octal escapes for all bytes except plain ASCII."""
     return '"' + "".join(
         chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\{byte:03o}" for byte in text.encode()
     ) + '"'  # fmt: skip

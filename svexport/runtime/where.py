@@ -1,4 +1,4 @@
-"""Where in a tensor an error lies: the largest at each index of every axis."""
+"""Locates an error in a tensor: the largest error at each index of every axis."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 __all__ = ["Where", "locate"]
 
 BINS = 128
-"""Of an axis with more indices than this, neighbours are taken together."""
+"""On an axis with more indices than this, neighbours share a bin."""
 _RANGES = 6
-"""Of indices, that a line of text lists."""
+"""The maximum number of index ranges that a line of text lists."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class Where:
     """Where two tensors differ.
 
     Attributes:
-        name: of the output or layer.
-        shape: of both.
+        name: name of the output or layer.
+        shape: shape of both tensors.
         largest: for each axis, the largest absolute error at each of its indices, in at most :data:`BINS` bins.
         outside: for each axis, the indices at which elements are outside the tolerances, as ranges ``(first, last)``.
     """
@@ -34,7 +34,7 @@ class Where:
     outside: tuple[tuple[tuple[int, int], ...], ...]
 
     def __str__(self) -> str:
-        """``on axis 1 only at 3, 7-9 (of 64)``, for the axes that say something."""
+        """``on axis 1 only at 3, 7-9 (of 64)``, for the axes that narrow the error down."""
         told = []
         for axis, (size, ranges) in enumerate(zip(self.shape, self.outside, strict=True)):
             count = sum(last - first + 1 for first, last in ranges)
@@ -55,7 +55,7 @@ class Where:
 
 
 def locate(name: str, expected: Tensor, actual: Tensor, *, rtol: float, atol: float) -> Where | None:
-    """Where ``actual`` differs from ``expected``; None if their shapes do, or nothing is outside of the tolerances."""
+    """Where ``actual`` differs from ``expected``; None if their shapes differ or all is within the tolerances."""
     if expected.shape != actual.shape or not expected.numel() or not expected.dim():
         return None
     wide = torch.complex128 if expected.is_complex() or actual.is_complex() else torch.float64
@@ -78,7 +78,7 @@ def _binned(values: Tensor) -> tuple[float, ...]:
 
 
 def _ranges(hit: Tensor) -> tuple[tuple[int, int], ...]:
-    """Runs of True."""
+    """Runs of True, as ranges (first, last)."""
     indices = hit.nonzero().flatten().tolist()
     found: list[tuple[int, int]] = []
     for index in indices:

@@ -1,4 +1,4 @@
-"""The ONNX side of the ops, one file per op, of the same name as in ``svexport.ops``."""
+"""The ONNX side of the ops, one file per op, with the same name as in ``svexport.ops``."""
 
 from importlib import import_module
 

@@ -1,4 +1,4 @@
-"""Bilinear interpolation along one axis, zero outside: what the bodies that gather whole rows share."""
+"""Bilinear interpolation along one axis, zero outside; shared by the bodies that gather whole rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def corners(b: Builder, x: Value, size: Value) -> list[tuple[Value, Value]]:
 
     Args:
         x: pixel coordinates along the axis, 0 being the centre of the first pixel.
-        size: of the axis, of the data type of ``x``; it broadcasts against ``x``.
+        size: number of pixels along the axis, in the data type of ``x``; it broadcasts against ``x``.
     """
     zero, one = b.like(0, x), b.like(1, x)
     lower = b.op("Floor", x, shape=x.shape)

@@ -1,4 +1,4 @@
-"""A small graph builder: bodies are written once against it and come out right at every opset from 9 to 23."""
+"""A small graph builder: bodies are written once against it and are valid at every opset from 9 to 23."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Value:
     Attributes:
         name: unique in its graph; ``""`` stands for an absent optional input.
         dtype: a ``TensorProto`` data type, or None where it is not known.
-        shape: sizes, None for a dynamic dimension; None as a whole where even the rank is not known.
+        shape: sizes, with None for a dynamic dimension; None instead of a tuple if even the rank is unknown.
     """
 
     name: str
@@ -42,19 +42,19 @@ Dim: TypeAlias = "int | Value"
 
 
 _MOST_NUMBERS = 2**20
-"""Of a constant that lists positions; more are made when the graph runs."""
+"""Maximum size of a constant that lists positions; the graph computes longer lists at run time."""
 
 
 class Builder:
     """Collects the nodes of a body.
 
-    ``op`` adds any standard node; the other methods exist where opsets differ or where a static result can be folded.
-    Constants are kept apart (``constants``) so that a lowered model gets initializers and a function ``Constant``
+    ``op`` adds any standard node. The other methods exist where opsets differ or where a static result can be folded.
+    Constants are collected separately (``constants``): a lowered model gets initializers, a function gets ``Constant``
     nodes.
 
     Args:
-        opset: of the default domain; the body is valid in a model of exactly that opset.
-        prefix: put before every name, for bodies that are inlined into a larger graph.
+        opset: version of the default domain; the body is valid in a model of exactly that opset.
+        prefix: prepended to every name, for bodies that are inlined into a larger graph.
     """
 
     def __init__(self, opset: int, prefix: str = "") -> None:
@@ -75,7 +75,7 @@ class Builder:
     def ops(
         self, op_type: str, *inputs: Value | np.ndarray | None, outputs: int, **attributes: Any
     ) -> tuple[Value, ...]:
-        """Adds a node with several outputs. Arrays become constants, None an absent input."""
+        """Adds a node with several outputs. Arrays become constants; None is an absent input."""
         names = ["" if x is None else self.value(x).name for x in inputs]
         while names and not names[-1]:
             names.pop()
@@ -93,7 +93,7 @@ class Builder:
         shape: Sequence[int | None] | None = None,
         **attributes: Any,
     ) -> Value:
-        """Adds a node with one output, of that dtype (default: the first input's) and shape (default: unknown)."""
+        """Adds a node with one output of the given dtype (default: the first input's) and shape (default: unknown)."""
         result = self.ops(op_type, *inputs, outputs=1, **attributes)[0]
         if dtype is None and inputs and isinstance(inputs[0], Value):
             dtype = inputs[0].dtype
@@ -103,7 +103,7 @@ class Builder:
         return x if isinstance(x, Value) else self.constant(x)
 
     def constant(self, array: Any, dtype: int | None = None) -> Value:
-        """A constant tensor, shared with every equal one. ``dtype`` (a ``TensorProto`` type) converts, bfloat16 too."""
+        """A constant tensor; equal ones are shared. It is converted to ``dtype`` (a ``TensorProto`` type), if given."""
         array = np.asarray(array)
         if dtype is not None:
             array = array.astype(helper.tensor_dtype_to_np_dtype(dtype))
@@ -127,7 +127,7 @@ class Builder:
     # ------------------------------------------------------------------ sizes
 
     def dim(self, x: Value, axis: int) -> Dim:
-        """The size of a dimension: an int where it is static, otherwise read at run time (once per value and axis)."""
+        """The size of a dimension: an int if it is static, otherwise read at run time (once per value and axis)."""
         if axis < 0:
             axis += x.rank
         if x.shape is not None and (size := x.shape[axis]) is not None:
@@ -157,7 +157,7 @@ class Builder:
         return self.op("Div", self.shape(size), self.shape(divisor), shape=(1,))
 
     def shape(self, *dims: Dim) -> Value:
-        """A 1-D int64 tensor of the given sizes, constant where all are static."""
+        """A 1-D int64 tensor of the given sizes; a constant if all are static."""
         if all(isinstance(d, int) for d in dims):
             return self.ints(*dims)  # type: ignore[arg-type]
         parts = [self.ints(d) if isinstance(d, int) else d for d in dims]
@@ -168,7 +168,7 @@ class Builder:
     # ------------------------------------------------------------------ layout
 
     def reshape(self, x: Value, *dims: Dim) -> Value:
-        """Reshape to sizes of which any number may be dynamic; zero sizes are real zeros (never "copy")."""
+        """Reshape; any number of sizes may be dynamic. A size of zero means zero, never "copy"."""
         shape = tuple(d if isinstance(d, int) else None for d in dims)
         if x.shape == shape and None not in shape:
             return x
@@ -182,7 +182,7 @@ class Builder:
             return self.op("Reshape", x, target, shape=shape)
         if self.opset >= 14 and (zero or len(dynamic) > 1):
             return self.op("Reshape", x, target, allowzero=1, shape=shape)
-        if zero:  # before opset 14 a zero means "copy", but an empty tensor may be made anew
+        if zero:  # before opset 14 a zero means "copy"; make a new empty tensor instead
             if x.dtype is None:
                 raise ValueError(f"the dtype of {x.name!r} is not known")
             fill = numpy_helper.from_array(np.zeros(1, helper.tensor_dtype_to_np_dtype(x.dtype)))
@@ -210,7 +210,7 @@ class Builder:
         return self.op("Unsqueeze", x, axes=list(axes), shape=shape)
 
     def squeeze(self, x: Value, *axes: int) -> Value:
-        """Squeeze at the given axes; negative ones need opset 11, or a rank that is known."""
+        """Squeeze at the given axes; negative axes need opset 11 or a known rank."""
         shape = None
         if x.shape is not None:
             axes = tuple(a % x.rank for a in axes)
@@ -220,7 +220,7 @@ class Builder:
         return self.op("Squeeze", x, axes=list(axes), shape=shape)
 
     def slice(self, x: Value, axis: int, start: int, end: int, step: int = 1) -> Value:
-        """One axis of ``x``, from ``start`` to ``end`` (clamped as Python does)."""
+        """Slices one axis of ``x`` from ``start`` to ``end`` (clamped as in Python)."""
         shape = None
         if x.shape is not None:
             axis %= x.rank
@@ -255,7 +255,7 @@ class Builder:
     # ------------------------------------------------------------------ arithmetic
 
     def cast(self, x: Value, dtype: int | None) -> Value:
-        """Cast; to the dtype it already has, or of a constant, adds no node."""
+        """Cast. It adds no node if ``x`` already has the dtype, or is a constant."""
         if x.dtype == dtype:
             return x
         if dtype is None:
@@ -280,7 +280,7 @@ class Builder:
         return self.reduce("ReduceSum", x, axes, keepdims)
 
     def clip(self, x: Value, low: float | Value | None, high: float | Value | None) -> Value:
-        """Clamp between scalars. What becomes of NaN depends on the runtime: mask it before indexing."""
+        """Clamp between scalars. The result for NaN depends on the runtime: mask NaN before indexing."""
         if self.opset >= 12 or (self.opset == 11 and x.dtype in (TensorProto.FLOAT, TensorProto.FLOAT16)):
             bounds = [b if b is None or isinstance(b, Value) else self.like(b, x) for b in (low, high)]
             return self.op("Clip", x, *bounds, shape=x.shape)
@@ -292,7 +292,7 @@ class Builder:
         return x
 
     def arange(self, size: Dim) -> Value:
-        """``0, 1, ..., size - 1`` as int64, at opset 9 too (Range came with 11)."""
+        """``0, 1, ..., size - 1`` as int64, also at opset 9 (Range exists from 11 on)."""
         if isinstance(size, int):
             if size <= _MOST_NUMBERS:
                 return self.constant(np.arange(size, dtype=np.int64))

@@ -1,4 +1,4 @@
-"""What an op has to say to ONNX: its body, and the aten functions of unedited models that mean the same."""
+"""The ONNX side of an op: its body, and the equivalent aten functions in unedited models."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ SYMBOLICS: dict[str, Symbolic] = {}
 """Every symbolic by node type (``SvGridSample``), filled as the files of ``svexport.symbolic`` are imported."""
 
 COMPUTED = -(2**31)
-"""In an attribute of sizes: one that the model computes. It is an input of the node, after the tensors."""
+"""In an attribute of sizes, marks a size that the model computes; that size is a node input, after the tensors."""
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A tensor met while tracing, the same for both exporters.
+    """A tensor seen while tracing, in the same form for both exporters.
 
     Attributes:
-        value: the exporter's own object, put back into the node's inputs.
-        shape: sizes with None for dynamic ones; None where the rank is not known.
+        value: the exporter's own object, which becomes a node input again.
+        shape: sizes, with None for dynamic ones; None if the rank is unknown.
     """
 
     value: Any
@@ -33,12 +33,12 @@ class TensorInfo:
 
 
 def node_of(op: Op, arguments: Sequence[Any]) -> tuple[list[Any], list[Any], dict[str, Any]]:
-    """What the node of an op is given, of arguments in schema order (tensors as :class:`TensorInfo`).
+    """The inputs and attributes of an op's node, from arguments in schema order (tensors as :class:`TensorInfo`).
 
     Returns:
-        Its tensors as the exporter has them, None for one that is absent; the sizes that the model computes, which
-        become inputs after them; its attributes. Empty lists are none, for they have no type: they are written when
-        the file is cleaned.
+        The tensors as the exporter's own objects, None for an absent one; the sizes that the model computes, which
+        become inputs after the tensors; the attributes. Empty lists have no type and are not attributes yet: they are
+        written when the file is cleaned.
 
     Raises:
         ExportError: if the model computes a number that is an attribute.
@@ -66,7 +66,7 @@ def _number(argument: Argument, value: Any) -> float:
 
 
 def _without_computed(sizes: Any, computed: list[Any]) -> Any:
-    """A size or a list of them with :data:`COMPUTED` for those that the model computes, which join ``computed``."""
+    """Replaces the sizes that the model computes by :data:`COMPUTED`, and appends them to ``computed``."""
     if isinstance(sizes, (list, tuple)):
         return [_without_computed(size, computed) for size in sizes]
     if not isinstance(sizes, TensorInfo):
@@ -76,12 +76,12 @@ def _without_computed(sizes: Any, computed: list[Any]) -> Any:
 
 
 def qualified(name: str) -> str:
-    """The name of an operator with its library: ``"aten::einsum"`` for ``"einsum"``."""
+    """The name of an operator with its namespace: ``"aten::einsum"`` for ``"einsum"``."""
     return name if "::" in name else f"aten::{name}"
 
 
 def taken_over() -> set[str]:
-    """Names, without overloads, of the functions of unedited models that become nodes of ops."""
+    """Names, without overloads, of the torch functions in unedited models that become nodes of ops."""
     return {qualified(name).partition(".")[0] for symbolic in SYMBOLICS.values() for name in symbolic.aten}
 
 
@@ -90,16 +90,16 @@ class Symbolic:
     """The ONNX side of an op.
 
     Args:
-        op: whose node this is.
+        op: the op that the node belongs to.
         body: ``body(builder, *arguments) -> Value | tuple[Value, ...]``: the standard-ONNX definition, called with the
             op's arguments in schema order, tensors as :class:`Value`, lists as lists, attributes as int/float/list. It
-            must be right for any dimension that is None, and is specialized by every dimension that is known.
-        aten: aten function name, with its overload if one alone is meant (``"grid_sampler"``, ``"scatter.reduce"``), or
-            the qualified name of another library's operator (``"torchvision::deform_conv2d"``, where that is imported)
-            -> ``convert(*arguments) -> op arguments | None``, called with that function's arguments (tensors as
-            :class:`TensorInfo`, the rest as Python values). None leaves the call to the exporter's own conversion.
-        until: the last opset at which the aten functions are taken over; from the next one on the exporter's own
-            conversion is right, and only calls that it refuses are still taken over. None: at every opset.
+            must be correct for any dimension that is None; it may specialize on known dimensions.
+        aten: maps an aten function name, with its overload if only that one is meant (``"grid_sampler"``,
+            ``"scatter.reduce"``), or another library's qualified operator (``"torchvision::deform_conv2d"``, if it is
+            imported) to ``convert(*arguments) -> op arguments | None``. It is called with that function's arguments
+            (tensors as :class:`TensorInfo`, others as Python values). None leaves the call to the exporter.
+        until: the last opset at which the aten functions are taken over. At later opsets the exporter's own conversion
+            is correct, and only calls that it refuses are taken over. None: at every opset.
     """
 
     op: Op
@@ -111,6 +111,6 @@ class Symbolic:
         SYMBOLICS[self.op.node_type] = self
 
     def build(self, builder: Builder, arguments: Sequence[Any]) -> tuple[Value, ...]:
-        """Runs the body; one :class:`Value` per output of the op."""
+        """Runs the body; returns one :class:`Value` per output of the op."""
         outputs = self.body(builder, *arguments)
         return (outputs,) if isinstance(outputs, Value) else tuple(outputs)

@@ -32,7 +32,7 @@ def body(b: Builder, theta: Value, size: Sequence[Dim], align_corners: bool) -> 
 
 
 def _coordinates(b: Builder, steps: Dim, align_corners: bool, like: Value) -> Value:
-    """``(2 i - (steps - 1)) / steps``, or over ``steps - 1`` for aligned corners: 0 where there is one step."""
+    """``(2 i - (steps - 1)) / steps``, or divided by ``steps - 1`` with align_corners; 0 for a single step."""
     if isinstance(steps, int):
         last = steps - 1
         return b.constant((2.0 * np.arange(steps) - last) / (max(last, 1) if align_corners else steps), like.dtype)

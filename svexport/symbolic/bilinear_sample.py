@@ -16,7 +16,7 @@ def body(b: Builder, image: Value, grid: Value) -> tuple[Value, Value]:
     n, *out = (b.dim(grid, axis) for axis in range(3))
     s = Sampler(b, image, out, LINEAR)
     x = s.coordinates(grid)
-    # Not less than 0, but less than the last pixel: one comparison at least is false for NaN.
+    # 0 <= x < last pixel, as "not less than 0 and less than the last": the second comparison is false for NaN.
     not_negative = b.op("Not", s.op("Less", x, s.number(0)), dtype=TensorProto.BOOL)
     within = b.op("And", not_negative, s.op("Less", x, s.size(1, -1)), dtype=TensorProto.BOOL)
     mask = s.combine("Mul", b.cast(within, s.dtype))  # (N, 1, 1, gH, gW)

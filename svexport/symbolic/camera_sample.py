@@ -1,4 +1,4 @@
-"""``SvCameraSample``: the body projects by products and sums, samples level by level, and weights what it read."""
+"""``SvCameraSample``: the body projects by products and sums, samples level by level, and weights the samples."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def body(
     place = b.op("Expand", place, b.shape(batch, queries, points, 3))
     place = b.unsqueeze(b.transpose(place, (0, 3, 1, 2)), 1, 2)  # (B, 1, 1, 3, Q, points)
 
-    # No MatMul, which TensorRT may run in TF32: that would be off by pixels.
+    # No MatMul: TensorRT may run it in TF32, which would be off by pixels.
     matrix = b.unsqueeze(b.slice(b.cast(lidar2img, precise), 2, 0, 3), 4, 5)  # (B, cams, 3, 4, 1, 1)
     image = b.reduce_sum(b.op("Mul", b.slice(matrix, 3, 0, 3), place), [3])
     image = b.op("Add", image, b.squeeze(b.slice(matrix, 3, 3, 4), 3))

@@ -1,4 +1,4 @@
-"""``SvDeformConv2d``: the body gathers rows, the channels of a pixel each, and multiplies them with the kernel."""
+"""``SvDeformConv2d``: the body gathers rows, each the channels of a pixel, and multiplies them with the kernel."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def body(
     out = [b.dim(offset, axis) for axis in (2, 3)]
     taps, places = b.product(*kernel), b.product(*out)
 
-    # A block is the channels that share a group and an offset group; with a single offset group all blocks read alike.
+    # A block is the channels that share a group and an offset group. With one offset group all blocks read alike.
     blocks = math.lcm(groups, offset_groups)
     split = (1, 1) if offset_groups == 1 else (groups, blocks // groups)
 
@@ -97,7 +97,7 @@ def body(
 
 
 def _steps(b: Builder, size: Dim, step: int, start: int, dtype: int) -> Value:
-    """``start, start + step, ...``, as many as ``size``."""
+    """``start, start + step, ...``: ``size`` numbers."""
     if isinstance(size, int):
         return b.constant(start + step * np.arange(size), dtype)
     steps = b.op("Mul", b.cast(b.arange(size), dtype), b.constant(step, dtype))
@@ -120,7 +120,7 @@ def convert(
     offset_groups: int,
     use_mask: bool,
 ) -> tuple[Any, ...]:
-    """``torchvision::deform_conv2d``, whose mask is a dummy unless it is used."""
+    """``torchvision::deform_conv2d``; its mask argument is a dummy if no mask is used."""
     stride, padding, dilation = (stride_h, stride_w), (padding_h, padding_w), (dilation_h, dilation_w)
     numbers = stride, padding, dilation, groups, offset_groups, 1.0
     return input, offset, weight, bias, mask if use_mask else None, *numbers

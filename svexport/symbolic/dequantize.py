@@ -1,4 +1,4 @@
-"""``SvDequantize``: the body is DequantizeLinear where there is one for the case, a product otherwise."""
+"""``SvDequantize``: the body is DequantizeLinear if that supports the case, a product otherwise."""
 
 from __future__ import annotations
 

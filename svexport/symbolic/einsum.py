@@ -1,4 +1,4 @@
-"""``SvEinsum``: the body runs the plan with ONNX nodes; there never is an Einsum among them."""
+"""``SvEinsum``: the body runs the plan with ONNX nodes, never with an Einsum node."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _node(b: Builder, step: Step, values: Sequence[Value], chosen: EinsumPlan, s
             return b.transpose(values[x], perm)
         case Reshape(x, groups):
             dynamic = [group for group in groups if any(chosen.sizes[label] is None for label in group)]
-            if len(dynamic) == 1:  # inferred, so that no size is read at run time
+            if len(dynamic) == 1:  # Reshape infers it as -1, so no size is read at run time
                 dims = [-1 if group in dynamic else b.product(*map(size, group)) for group in groups]
                 return b.op("Reshape", values[x], b.shape(*dims))
             return b.reshape(values[x], *(b.product(*map(size, group)) for group in groups))
@@ -66,7 +66,7 @@ def _node(b: Builder, step: Step, values: Sequence[Value], chosen: EinsumPlan, s
 
 
 def _diagonal(b: Builder, x: Value, dim: int) -> Value:
-    """Both dimensions flattened into one, of which every (size + 1)th element is on the diagonal."""
+    """Flattens both dimensions into one and takes every (size + 1)th element, which are the diagonal."""
     dims = [b.dim(x, i) for i in range(x.rank)]
     size = next((d for d in dims[dim : dim + 2] if isinstance(d, int)), dims[dim])
     flat = b.reshape(x, *dims[:dim], b.product(size, size), *dims[dim + 2 :])
@@ -79,11 +79,11 @@ def _diagonal(b: Builder, x: Value, dim: int) -> Value:
 
 
 def convert(equation: str, operands: Sequence[TensorInfo], *_: Any) -> tuple[Any, ...]:
-    """``aten::einsum``; its contraction path is chosen anew."""
+    """``aten::einsum``; the given contraction path is ignored."""
     terms = equation.replace(" ", "").partition("->")[0].split(",")
     ranks = []
     for operand, term in zip(operands, terms, strict=True):
-        if operand.shape is None and "..." in term:  # out of scripted code, where only the equation can tell the rank
+        if operand.shape is None and "..." in term:  # from scripted code: only the equation tells the rank
             raise ExportError(
                 f"einsum({equation!r}): the rank of an operand is not known where it is traced; write its dimensions "
                 "out instead of the ellipsis"

@@ -1,4 +1,4 @@
-"""``SvFold``: the body is a ConvTranspose that puts the element of each channel at its place in the block."""
+"""``SvFold``: the body is a ConvTranspose that puts the element of each channel at its position in the block."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def fold(
     padding: Sequence[int],
     stride: Sequence[int],
 ) -> Value:
-    """Adds the nodes of ``F.fold``: columns back to an image, overlaps summed."""
+    """Adds the nodes of ``F.fold``: columns become an image, and overlaps are summed."""
     *batch, rows, _ = (b.dim(input, i) for i in range(input.rank))
     kernel = int(np.prod(kernel_size))
     channels = rows // kernel if isinstance(rows, int) else b.op("Div", rows, b.ints(kernel), shape=(1,))
@@ -34,7 +34,7 @@ def fold(
     spans = [d * (k - 1) + 1 for d, k in zip(dilation, kernel_size)]
     blocks = [_blocks(b, *each) for each in zip(output_size, padding, spans, stride)]
     images = b.reshape(input, b.product(*batch, channels), kernel, *blocks)
-    # Sizes that the strides do not reach are made up for on the far side, whatever they are where they are dynamic.
+    # Pad the far end that the strides do not reach. A dynamic size gets the most it may need, and is cropped below.
     static = [isinstance(size, int) for size in output_size]
     far = [
         size + 2 * p - span - s * (count - 1) if fixed else s - 1
@@ -59,7 +59,7 @@ def fold(
 
 
 def _blocks(b: Builder, size: Dim, padding: int, span: int, stride: int) -> Dim:
-    """How many blocks there are along an axis."""
+    """The number of blocks along an axis."""
     if isinstance(size, int):
         return (size + 2 * padding - span) // stride + 1
     steps = b.op("Div", b.op("Add", size, b.ints(2 * padding - span)), b.ints(stride))

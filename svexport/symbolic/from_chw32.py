@@ -1,4 +1,4 @@
-"""``SvFromChw32``: the body transposes and drops the channels of the padding."""
+"""``SvFromChw32``: the body transposes and drops the padding channels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``SvIndexAdd``: the body is that of a scatter with the index repeated for every element of a row."""
+"""``SvIndexAdd``: the body is a scatter with the index repeated for every element of a row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``SvIndexPut``: the body is a scatter into the rows that the indexed dimensions make together."""
+"""``SvIndexPut``: the body is a scatter into the flattened indexed dimensions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def body(
     rest = [axis for axis in range(input.rank) if axis not in dims]
     sizes = [b.dim(input, axis) for axis in range(input.rank)]
 
-    # One index into the flattened dimensions, of the shape that the indices broadcast to.
+    # One index into the flattened dimensions, with the shape that the indices broadcast to.
     place: Value | None = None
     for dim, index in zip(dims, indices):
         index = b.cast(index, TensorProto.INT64)
@@ -42,7 +42,7 @@ def body(
     rank = max(index.rank for index in indices)
     counted = [b.dim(replace(place, shape=_broadcast(indices)), axis) for axis in range(rank)]
 
-    # The values have the indexed dimensions where the first of them is if they are adjacent, else at the front.
+    # Adjacent indexed dimensions stand at the first of them in the values, non-adjacent ones at the front.
     front = dims[0] if dims == list(range(dims[0], dims[0] + len(dims))) else 0
     target: list[Dim] = [sizes[axis] for axis in rest]
     target[front:front] = counted
@@ -72,7 +72,7 @@ def body(
 
 
 def _without_masks(b: Builder, positions: Sequence[int], indices: Sequence[Value]) -> tuple[list[int], list[Value]]:
-    """Dimensions and their indices: a mask says where it is true, of as many dimensions as it has."""
+    """Dimensions and their indices. A mask becomes one index per dimension that it has: where it is true."""
     dims: list[int] = []
     found: list[Value] = []
     more = 0
@@ -99,8 +99,8 @@ def _broadcast(indices: Sequence[Value]) -> tuple[int | None, ...]:
 def convert(
     input: TensorInfo, indices: Sequence[TensorInfo | None], values: TensorInfo, accumulate: bool = False, *_: None
 ) -> tuple[Any, ...] | None:
-    """``aten::index_put``. The exporter's own knows no masks beside other indices, no dimensions between them and no
-    values that broadcast, and leaves ranks unknown."""
+    """``aten::index_put``. The exporter's own conversion supports no masks mixed with indices, no dimensions between
+    indices and no values that broadcast, and leaves ranks unknown."""
     dims = [dim for dim, index in enumerate(indices) if index is not None]
     given = [index for index in indices if index is not None]
     if not input.shape or not given or any(info.shape is None for info in (*given, values)):

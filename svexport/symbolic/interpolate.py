@@ -1,4 +1,4 @@
-"""``SvInterpolate``: the body is ``rows @ input @ columns``, two matrices that are constant where the sizes are."""
+"""``SvInterpolate``: the body is ``rows @ input @ columns``; the two matrices are constant if the sizes are static."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def body(
     new = size or [_scaled(b, d, scale) for d, scale in zip(old, factors)]
     batch, channels = input.shape[:2]
     shape = (batch, channels, *(d if isinstance(d, int) else None for d in new))
-    if 0 in (batch, channels):  # ONNX Runtime broadcasts no matrix to an empty batch
+    if 0 in (batch, channels):  # ONNX Runtime cannot broadcast a matrix to an empty batch
         return b.op("Expand", b.like(0, input), b.shape(b.dim(input, 0), b.dim(input, 1), *new), shape=shape)
     scale_h, scale_w = factors or (None, None)
     rows = _matrix(b, old[0], new[0], scale_h, False, bicubic, align_corners, input)
@@ -34,7 +34,7 @@ def body(
 
 
 def _scaled(b: Builder, size: Dim, scale: float) -> Dim:
-    """Truncated, in double as torch does."""
+    """``size * scale``, computed in double and truncated, as in torch."""
     if isinstance(size, int):
         return int(size * scale)
     product = b.op("Mul", b.cast(size, TensorProto.DOUBLE), b.constant(np.float64(scale)), shape=(1,))
@@ -51,7 +51,7 @@ def _matrix(
     align_corners: bool,
     like: Value,
 ) -> Value:
-    """``(new, old)``, or turned: for each new pixel the filter around its centre, widened by the reduction.
+    """A matrix ``(new, old)``, or its transpose: for each new pixel the filter around its centre, widened by the scale.
 
     Source: ``_compute_indices_min_size_weights_aa`` of ATen/native/cpu/UpSampleKernel.cpp.
     """
@@ -87,7 +87,7 @@ def _matrix(
 
 
 def _static_matrix(old: int, new: int, scale: float | None, bicubic: bool, align_corners: bool) -> np.ndarray:
-    """:func:`_matrix` of static sizes."""
+    """:func:`_matrix` for static sizes."""
     if align_corners:
         ratio = (old - 1) / (new - 1) if new > 1 else 0.0
     else:
@@ -109,7 +109,7 @@ def convert(
     align_corners: bool,
     *scales: Any,
 ) -> tuple[Any, ...] | None:
-    """``aten::_upsample_bilinear2d_aa`` and ``_upsample_bicubic2d_aa``: with one scale for each axis, or a list."""
+    """``aten::_upsample_bilinear2d_aa`` and ``_upsample_bicubic2d_aa``, with a scale per axis or a list of scales."""
     if input.shape is None:
         return None
     factors = scales[0] or () if len(scales) == 1 else scales
@@ -118,7 +118,7 @@ def convert(
 
 
 def _fraction(number: float) -> Fraction:
-    """A double as exactly as an attribute can have it; the TorchScript exporter has made a float of 0.7."""
+    """A double as a fraction, as exact as attributes can hold. The TorchScript exporter rounds 0.7 to float32."""
     simple = Fraction(number).limit_denominator(1000)
     if float(np.float32(number)) == number == float(np.float32(float(simple))):
         return simple

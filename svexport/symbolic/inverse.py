@@ -1,4 +1,4 @@
-"""``SvInverse``: the body is Gauss-Jordan elimination, unrolled, and one Newton step."""
+"""``SvInverse``: the body is unrolled Gauss-Jordan elimination and one Newton step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from svexport.symbolic._symbolic import Symbolic, TensorInfo
 __all__ = ["eliminate", "product", "size_of", "wide"]
 
 LARGEST = 16
-"""Matrices of this size take some 200 nodes."""
+"""The largest size of a matrix; it takes about 200 nodes."""
 
 
 def body(b: Builder, A: Value, n: int) -> Value:
@@ -23,7 +23,7 @@ def body(b: Builder, A: Value, n: int) -> Value:
         return A
     x = wide(b, A, n)
     guess = eliminate(b, x)
-    # A Newton step, X + X (I - A X), makes up for rows of different scales.
+    # A Newton step, X + X (I - A X), restores the accuracy lost to rows of different scales.
     residual = b.op("Sub", b.constant(np.eye(n), x.dtype), product(b, x, guess), dtype=x.dtype, shape=x.shape)
     return b.cast(b.op("Add", guess, product(b, guess, residual), shape=x.shape), A.dtype)
 
@@ -39,7 +39,7 @@ def wide(b: Builder, A: Value, n: int) -> Value:
 def eliminate(b: Builder, A: Value) -> Value:
     """The inverse by Gauss-Jordan elimination of ``[A | I]`` with partial pivoting.
 
-    Rows stay where they are: the pivot of a column is chosen among the rows without one. They are ordered at the end.
+    Rows are not swapped. The pivot of a column is chosen among the rows not used yet, and rows are ordered at the end.
     """
     rank, n = A.rank, A.shape[-1]
     rows, columns = rank - 2, rank - 1
@@ -76,7 +76,7 @@ def eliminate(b: Builder, A: Value) -> Value:
 
 
 def product(b: Builder, x: Value, y: Value) -> Value:
-    """``x @ y`` element by element, in full precision: TensorRT runs MatMul in TF32."""
+    """``x @ y`` by elementwise products and a sum, in full precision; TensorRT runs MatMul in TF32."""
     rank = max(x.rank, y.rank)
     (*xs, rows, inner), (*ys, _, columns) = x.shape, y.shape
     padded = zip([1] * (rank - x.rank) + xs, [1] * (rank - y.rank) + ys)
@@ -90,7 +90,7 @@ def size_of(A: TensorInfo, name: str) -> int:
     """The static size of square matrices.
 
     Raises:
-        ExportError: if it is dynamic, or larger than a file may have it.
+        ExportError: if it is dynamic or larger than :data:`LARGEST`.
     """
     n = next((size for size in (A.shape or ())[-2:] if size is not None), None)
     if n is None or n > LARGEST:

@@ -19,7 +19,7 @@ __all__ = ["define", "normalize"]
 def body(
     b: Builder, x: Value, normalized_shape: Sequence[Dim], weight: Value | None, bias: Value | None, eps: float
 ) -> Value:
-    if weight is None and b.opset >= 17:  # the node wants one
+    if weight is None and b.opset >= 17:  # LayerNormalization requires a scale
         if all(isinstance(size, int) for size in normalized_shape):
             weight = b.constant(np.ones(normalized_shape), x.dtype)
         else:
@@ -29,7 +29,7 @@ def body(
 
 def normalize(b: Builder, x: Value, dims: int, weight: Value | None, bias: Value | None, eps: float) -> Value:
     """Layer norm of ``x`` over its last ``dims`` dimensions, in float32 at least; the result has the dtype of ``x``."""
-    double = x.dtype == TensorProto.DOUBLE  # which the node would normalize in float32
+    double = x.dtype == TensorProto.DOUBLE  # the node would normalize it in float32
     if b.opset >= 17 and not double:
         inputs = [v and b.cast(v, x.dtype) for v in (x, weight, bias)]
         return b.op("LayerNormalization", *inputs, axis=-dims, epsilon=eps, shape=x.shape)
@@ -43,7 +43,7 @@ def define(b: Builder, x: Value, dims: int, weight: Value | None, bias: Value | 
     y = b.cast(x, precise)
     axes = range(-dims, 0)
     centred = b.op("Sub", y, b.reduce("ReduceMean", y, axes, keepdims=True), shape=x.shape)
-    # ONNX Runtime and TensorRT make one kernel of the pattern with Pow; of float64, ONNX Runtime makes one without eps.
+    # ONNX Runtime and TensorRT fuse the pattern with Pow. For float64 avoid it: ONNX Runtime's fusion drops eps there.
     power = b.op("Mul", centred, centred) if double else b.op("Pow", centred, b.like(2, y))
     variance = b.reduce("ReduceMean", replace(power, shape=x.shape), axes, keepdims=True)
     y = b.op("Div", centred, b.op("Sqrt", b.op("Add", variance, b.like(eps, y))), shape=x.shape)
@@ -62,7 +62,7 @@ def convert(
     eps: float,
     *_: Any,
 ) -> tuple[Any, ...] | None:
-    """``aten::layer_norm``, whose last argument chooses a kernel; ``(x.shape[-1],)`` comes as computed sizes."""
+    """``aten::layer_norm``; its last argument only selects a kernel. ``(x.shape[-1],)`` arrives as computed sizes."""
     if input.shape is None:
         return None
     sizes = input.shape[-len(normalized_shape) :]

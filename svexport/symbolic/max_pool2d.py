@@ -1,4 +1,4 @@
-"""``SvMaxPool2d``: the body is one MaxPool, of a batch of one where there is none."""
+"""``SvMaxPool2d``: the body is one MaxPool; an image without a batch becomes a batch of one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``SvMsDeformAttn``: the body gathers rows of all levels at once, a row being one head's channels of one pixel."""
+"""``SvMsDeformAttn``: the body gathers rows of all levels at once; a row is one head's channels of one pixel."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def body(
     precise = TensorProto.DOUBLE if TensorProto.DOUBLE in (dtype, sampling_locations.dtype) else TensorProto.FLOAT
     n, s, m, d = (b.dim(value, axis) for axis in range(4))
     queries, levels, points = (b.dim(sampling_locations, axis) for axis in (1, 3, 4))
-    if 0 in (levels, points):  # a sum over nothing, of which ONNX Runtime writes the first matrix only
+    if 0 in (levels, points):  # an empty sum: ONNX Runtime would write the first matrix only
         return b.op("Expand", b.constant(0, dtype), b.shape(n, queries, b.product(m, d)))
     samples = b.product(levels, points)
     every = b.product(m, samples)
 
-    # The samples are computed as (N, Lq, M*L*P): what differs between levels and heads lies along the last dimension,
-    # in small tables, and a runtime's inner loops are long.
+    # Samples have the layout (N, Lq, M*L*P): per-level and per-head numbers are small tables along the last dimension,
+    # and a runtime's inner loops are long.
     def table(x: Value) -> Value:  # (L, 1) or (M, 1, 1) -> (M*L*P,)
         return b.reshape(b.op("Expand", x, b.shape(m, levels, points)), every)
 

@@ -1,4 +1,4 @@
-"""``SvQuantize``: the body is QuantizeLinear where there is one for the case, its definition otherwise."""
+"""``SvQuantize``: the body is QuantizeLinear if that supports the case, its definition otherwise."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def step_like(b: Builder, x: Value, scale: float, scales: Value | None, axis: in
 
 
 def native(b: Builder, scales: Value | None, dtype: int) -> bool:
-    """Whether QuantizeLinear and DequantizeLinear know the case: float32; one scale, several only from opset 13 on."""
+    """Whether QuantizeLinear and DequantizeLinear support the case: float32; several scales only from opset 13 on."""
     known = scales is None or not scales.rank or (b.opset >= 13 and scales.shape != (None,))  # as many zero points
     return b.opset >= 10 and known and dtype == TensorProto.FLOAT
 
@@ -30,8 +30,8 @@ def linear(b: Builder, op_type: str, x: Value, scale: float, scales: Value | Non
     """QuantizeLinear or DequantizeLinear with zero point 0 and a result of the given dtype."""
     step = b.constant(scale, TensorProto.FLOAT) if scales is None else b.cast(scales, TensorProto.FLOAT)
     inputs = [x, step]
-    # From opset 21 on ONNX Runtime 1.31 cannot load DequantizeLinear before MaxPool, Reshape and others with its zero
-    # point, and takes one that is left out for what it is; before, it does so for uint8.
+    # From opset 21 on ONNX Runtime 1.31 cannot load DequantizeLinear with a zero point before MaxPool, Reshape and
+    # others, and gives an omitted one the type of the input; before 21 it takes an omitted one for uint8.
     if op_type == "QuantizeLinear" or b.opset < 21:
         inputs.append(b.constant(np.zeros(step.shape or (), np.int8)))
     return b.op(op_type, *inputs, axis=axis if step.rank else None, dtype=dtype, shape=x.shape)
@@ -48,7 +48,7 @@ def body(b: Builder, x: Value, scale: float, scales: Value | None, axis: int, re
     y = b.clip(b.op("Div", y, step, shape=x.shape), -127.0 if restricted else -128.0, 127.0)
     if b.opset >= 11:
         y = b.op("Round", y, shape=x.shape)
-    else:  # beside 1.5 * 2**p the last bit of the type with p bits is worth 1: the addition rounds, half to even
+    else:  # near 1.5 * 2**p the last of p bits is worth 1, so the addition rounds, half to even
         large = b.like(1.5 * 2.0 ** (52 if precise == TensorProto.DOUBLE else 23), y)
         y = b.op("Sub", b.op("Add", y, large, shape=x.shape), large, shape=x.shape)
     return b.cast(y, TensorProto.INT8)

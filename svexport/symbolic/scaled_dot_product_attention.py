@@ -1,4 +1,4 @@
-"""``SvScaledDotProductAttention``: MatMul, Softmax, MatMul, the pattern that TensorRT fuses."""
+"""``SvScaledDotProductAttention``: the body is MatMul, Softmax, MatMul, the pattern that TensorRT fuses."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def body(
     elif attn_mask is not None:
         bias = _bias(b, attn_mask, query) if attn_mask.dtype == TensorProto.BOOL else attn_mask
     if bias is not None:
-        if bias.dtype != query.dtype:  # one in float32 may be added to half scores, which are float32 from there on
+        if bias.dtype != query.dtype:  # a float32 mask may be added to half scores, which become float32
             bias, scores = (b.cast(x, max(bias.dtype, query.dtype, key=_WIDTHS.index)) for x in (bias, scores))
         scores = b.op("Add", scores, bias)
     output = b.op("MatMul", b.cast(b.op("Softmax", scores, axis=rank - 1), query.dtype), value)
     if bias is not None and attn_mask is not None:
-        # Where it leaves nothing to attend to, the softmax is NaN. Told from the mask, which may well be constant.
+        # The softmax is NaN where the mask leaves no key. Test the mask for that, not the scores: it may be constant.
         most = b.reduce("ReduceMax", bias, [bias.rank - 1], keepdims=True)
         nothing = b.op("Less", most, b.like(LOWEST.get(bias.dtype, float(np.finfo(np.float32).min)), bias))
         output = b.op("Where", nothing, b.like(0, query), output, dtype=query.dtype)
@@ -69,12 +69,12 @@ def _factor(b: Builder, query: Value, scale: Sequence[float]) -> Value:
 
 
 def _bias(b: Builder, mask: Value, query: Value) -> Value:
-    """What a boolean mask adds to the scores."""
+    """The bias that a boolean mask adds to the scores: 0 or -inf."""
     return b.op("Where", mask, b.like(0, query), b.like(-np.inf, query), dtype=query.dtype, shape=mask.shape)
 
 
 def repeat_heads(b: Builder, x: Value, query: Value) -> Value:
-    """Each head as often as there are query heads for it."""
+    """Repeats each head for the query heads that share it."""
     *batch, heads, length, size = (b.dim(x, i) for i in range(x.rank))
     wanted = b.dim(query, -3)
     groups = b.quotient(wanted, heads)

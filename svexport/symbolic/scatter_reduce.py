@@ -1,4 +1,4 @@
-"""``SvScatterReduce``: ScatterElements where it has the reduction, otherwise every index beside every position."""
+"""``SvScatterReduce``: ScatterElements if it has the reduction, otherwise a comparison of all indices and positions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from svexport.symbolic._symbolic import Symbolic, TensorInfo
 __all__ = ["LARGEST", "scatter"]
 
 LARGEST = 2**26
-"""Elements that a comparison of every index with every position may have."""
+"""The maximum number of elements of a comparison of every index with every position."""
 
 _ONNX = {"sum": "add", "mean": "add", "prod": "mul", "amax": "max", "amin": "min"}
 _REDUCE = {"sum": "ReduceSum", "mean": "ReduceSum", "prod": "ReduceProd", "amax": "ReduceMax", "amin": "ReduceMin"}
@@ -29,10 +29,10 @@ def body(b: Builder, input: Value, dim: int, index: Value, src: Value, reduce: i
 def scatter(
     b: Builder, input: Value, dim: int, index: Value, src: Value, reduce: str, include_self: bool = True
 ) -> Value:
-    """``torch.scatter_reduce``; half types in float32, small integers in int64."""
+    """``torch.scatter_reduce``, computed in float32 for half types and in int64 for small integers."""
     if 0 in (*input.shape, *index.shape):
         return input
-    if () in (input.shape, index.shape, src.shape):  # of one element, as torch has it
+    if () in (input.shape, index.shape, src.shape):  # torch treats a scalar as one element
         x, index, src = (b.reshape(v, 1) if v.shape == () else v for v in (input, index, src))
         result = scatter(b, x, 0, index, src, reduce, include_self)
         return result if input.shape else b.reshape(result)
@@ -65,7 +65,7 @@ def _neutral(b: Builder, x: Value, reduce: str) -> Value:
 
 
 def _mean(b: Builder, total: Value, count: Value) -> Value:
-    """Rounded down where it is an integer; of nothing it is the total."""
+    """``total / count``, rounded down for integers. The count is 1 where no index points, which keeps the total."""
     if total.dtype in FLOAT_TYPES:
         return b.op("Div", total, count)
     quotient = b.op("Div", b.cast(total, TensorProto.DOUBLE), b.cast(count, TensorProto.DOUBLE))
@@ -82,7 +82,7 @@ def _elements(b: Builder, x: Value, dim: int, index: Value, src: Value, reduce: 
         return result
     one = b.like(1, x)
     first = filled(one, x)
-    if not include_self:  # 0 where an index points to, 1 elsewhere
+    if not include_self:  # 0 where an index points, 1 elsewhere
         first = b.op("ScatterElements", first, index, filled(b.like(0, x), index), axis=dim)
     return _mean(b, result, b.op("ScatterElements", first, index, filled(one, index), axis=dim, reduction="add"))
 
@@ -116,7 +116,7 @@ def _compared(b: Builder, x: Value, dim: int, index: Value, src: Value, reduce: 
     base = x
     if not include_self:
         base = b.op("Where", b.op("Less", b.like(0, x), count), neutral, x, dtype=x.dtype, shape=x.shape)
-    # Concat refuses shapes that do not fit, where Add and the like would broadcast.
+    # Concat rejects shapes that do not fit; Add and other elementwise nodes would broadcast them.
     together = b.concat([b.unsqueeze(base, rank - 1), parts], rank - 1)
     result = b.reduce(_REDUCE[reduce], Value(together.name, x.dtype, parts.shape), [rank - 1])
     if reduce == "mean":
@@ -131,7 +131,7 @@ def _compared(b: Builder, x: Value, dim: int, index: Value, src: Value, reduce: 
 def convert(
     input: TensorInfo, dim: int, index: TensorInfo, src: TensorInfo, reduce: str = "sum", include_self: bool = True
 ) -> tuple[Any, ...] | None:
-    """``aten::scatter_reduce``, ``aten::scatter_add``, and ``aten::scatter`` with the older names of reductions."""
+    """``aten::scatter_reduce``, ``aten::scatter_add``, and ``aten::scatter``, which has older names of reductions."""
     reduce = {"add": "sum", "multiply": "prod"}.get(reduce, reduce)
     if input.shape is None or index.shape is None or not isinstance(src, TensorInfo):
         return None

@@ -18,7 +18,7 @@ def body(b: Builder, x: Value, threshold: float) -> Value:
     def compare(op_type: str, bound: float) -> Value:
         return b.op(op_type, x, b.like(bound, x), dtype=TensorProto.BOOL, shape=x.shape)
 
-    if threshold < 0:  # all but NaN, which no comparison holds for
+    if threshold < 0:  # true for all but NaN, for which every comparison is false
         return b.op("Or", compare("Greater", -math.inf), compare("Less", 0))
     return compare("Greater", logit_below(threshold, getattr(torch, dtype_name(x.dtype))))
 

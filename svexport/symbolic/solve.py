@@ -1,4 +1,4 @@
-"""``SvSolve``: the inverse by elimination times the right-hand side, and one step of iterative refinement."""
+"""``SvSolve``: the body multiplies the inverse by elimination with B, then does one step of iterative refinement."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def body(b: Builder, A: Value, B: Value, n: int, left: bool, vector: bool) -> Va
 
 
 def solved(b: Builder, A: Value, B: Value, n: int, left: bool, vector: bool) -> tuple[Value, Value]:
-    """The solution, and the inverse it comes from."""
+    """The solution, and the inverse it is computed from."""
     a = wide(b, A, n)
     right = b.cast(b.unsqueeze(B, B.rank) if vector else B, a.dtype)
     if not left:
@@ -36,7 +36,7 @@ def _transposed(b: Builder, x: Value) -> Value:
 def convert(
     A: TensorInfo, B: TensorInfo, left: bool, *_: bool
 ) -> tuple[TensorInfo, TensorInfo, int, bool, bool] | None:
-    """``aten::linalg_solve``, and ``aten::linalg_solve_ex`` whose last argument has torch raise errors."""
+    """``aten::linalg_solve``, and ``aten::linalg_solve_ex``, whose last argument makes torch raise errors."""
     if A.shape is None or B.shape is None:
         return None
     return A, B, size_of(A, "torch.linalg.solve"), left, is_vector(A.shape, B.shape)

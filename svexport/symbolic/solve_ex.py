@@ -1,4 +1,4 @@
-"""``SvSolveEx``: the body of ``SvSolve``, and whether the inverse it comes from is finite."""
+"""``SvSolveEx``: the body of ``SvSolve``, and a test that the inverse it uses is finite."""
 
 from __future__ import annotations
 

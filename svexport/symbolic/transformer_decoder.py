@@ -1,4 +1,4 @@
-"""``SvTransformerDecoder``: the body is made of MatMuls and the bodies of the ops that the decoder consists of."""
+"""``SvTransformerDecoder``: the body combines MatMuls with the bodies of the ops that the decoder consists of."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__: list[str] = []
 
 
 class _Layers:
-    """Writes the layers of a decoder, one step after the other, with its parameters by name."""
+    """Writes the steps of a decoder's layers, with its parameters by name."""
 
     def __init__(self, b: Builder, parameters: Mapping[str, Value], query: Value, lidar2img: Value, heads: int) -> None:
         self.b, self.parameters, self.heads = b, parameters, heads
@@ -49,7 +49,7 @@ class _Layers:
         return add_bias_residual_layer_norm.body(self.b, product, bias, residual, *affine, EPS, extra)[0]
 
     def attended(self, layer: str, query: Value, query_pos: Value, extra: Value | None) -> Value:
-        """The queries after attention among themselves."""
+        """The queries after self attention."""
         b, channels = self.b, self.channels
         where = b.op("Add", query, query_pos, shape=self.shape)
         weight = b.reshape(self.parameters[f"{layer}.mha.in_proj_weight"], 3, channels, channels)
@@ -132,7 +132,7 @@ def body(
 
 
 def _boxes(b: Builder, points: Value, box: Value, pc_range: Sequence[float], precise: int) -> Value:
-    """Of the last layer, their centres in metres."""
+    """The boxes of the last layer, with centres in metres."""
     low, high = np.split(np.array(pc_range), 2)
     centre = b.op("Mul", points, b.constant(high - low, precise), shape=points.shape)
     centre = b.op("Add", centre, b.constant(low, precise), shape=points.shape)
@@ -173,7 +173,7 @@ def _levels(
                 feature = b.reshape(b.transpose(feature, (0, 1, 2, 5, 3, 4)), batch, cams, padded, height, width)
                 if padded != channels:
                     feature = b.op("Gather", feature, b.arange(channels), axis=2)
-            # no DequantizeLinear, which ONNX Runtime moves behind the pooling and gets the type of its zero point wrong
+            # no DequantizeLinear: ONNX Runtime moves it behind the pooling, with the wrong type of zero point
             step = b.constant(np.float32(scale), precise)
             feature = b.op("Mul", b.cast(feature, precise), step, shape=feature.shape)
         elif feature.dtype != dtype:

@@ -1,4 +1,4 @@
-"""``SvTriu``: the body compares the numbers of rows and columns, once and for all where they are static."""
+"""``SvTriu``: the body compares row and column indices; the mask is a constant if the sizes are static."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["keep"]
 
 
 _MASK = 2**22
-"""Elements of one that is a constant, at most."""
+"""The maximum number of elements of a constant mask."""
 
 
 def body(b: Builder, input: Value, diagonal: Dim, upper: bool) -> Value:
@@ -27,7 +27,7 @@ def body(b: Builder, input: Value, diagonal: Dim, upper: bool) -> Value:
 
 
 def keep(b: Builder, rows: Dim, columns: Dim, diagonal: Dim, upper: bool) -> Value:
-    """Which elements of a matrix belong to the triangle."""
+    """A mask of the matrix elements that belong to the triangle."""
     if isinstance(rows, int) and isinstance(columns, int) and isinstance(diagonal, int) and rows * columns <= _MASK:
         ones = np.ones((rows, columns), bool)
         return b.constant(np.triu(ones, diagonal) if upper else np.tril(ones, diagonal))

@@ -1,4 +1,4 @@
-"""``SvUnfold``: the body gathers the windows, or cuts where they follow one another."""
+"""``SvUnfold``: the body gathers the windows, or reshapes if they do not overlap and leave no gaps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TensorRT: plugins for the svexport nodes of a file, compiled from C++ or in Python, and what each version parses."""
+"""TensorRT: C++ and Python plugins for the svexport nodes of a file, and what each TensorRT version parses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Registered", "build", "libraries", "register_plugins", "register_torch_tensorrt", "trtexec"]
 
-# Imported on first use: plugins need torch, and what a version parses is told without it.
+# Imported on first use: plugins need torch, but svexport.check works without it.
 _LAZY = {
     "Registered": "plugins",
     "build": "library",

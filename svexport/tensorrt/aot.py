@@ -1,9 +1,9 @@
-"""Kernels that TensorRT takes into an engine, which then needs neither Python nor a library where it runs.
+"""Kernels that TensorRT embeds in an engine, which then runs without Python and without a plugin library.
 
-Such a plugin is one kernel, in PTX, whose arguments are the pointers of the inputs, 32-bit integers and the pointers of
-the outputs (``tensorrt.plugin.aot_impl``). The kernels are those of ``csrc/cuda``; ``csrc/aot`` calls them with what
-these arguments say, and here an entry point is written around that for data types, attributes and formats, and how many
-blocks it needs for sizes that may be expressions of TensorRT's. Nothing here needs TensorRT.
+Such a plugin is one kernel, in PTX. Its arguments are the pointers of the inputs, 32-bit integers and the pointers of
+the outputs (``tensorrt.plugin.aot_impl``). ``csrc/aot`` calls the kernels of ``csrc/cuda`` with these arguments. This
+module writes the entry point for given data types, attributes and formats, and computes the number of blocks for sizes
+that may be TensorRT expressions. Nothing here needs TensorRT.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ __all__ = ["AOT_OPS", "Kernel", "Operand", "available", "kernel", "obstacle", "p
 FOLDER = library.CSRC / "aot"
 
 AOT_OPS = frozenset(f.stem for f in FOLDER.glob("*.cuh")) - {"aot", "entry", "sample"}
-"""The ops, by name, whose forward is a single kernel that works on tensors as TensorRT hands them over."""
+"""Names of the ops whose forward is a single kernel that works directly on TensorRT's tensors."""
 
 _CONSTANT_SIZES = ("camera_sample",)
-"""Ops whose kernels are compiled for the sizes that are known; the others are compiled once for all sizes."""
+"""Ops whose kernels are compiled for the known sizes; kernels of the others are compiled once for all sizes."""
 
 _TYPES = {
     torch.float32: "float",
@@ -51,9 +51,9 @@ class Operand:
     """A tensor of a plugin.
 
     Attributes:
-        shape: numbers, and expressions where TensorRT does not know them yet.
-        dtype: of the elements.
-        channels_last: whether (N, C, H, W) lies in memory as (N, H, W, C).
+        shape: sizes: numbers, or expressions if TensorRT does not know them yet.
+        dtype: data type of the elements.
+        channels_last: whether (N, C, H, W) is stored as (N, H, W, C).
     """
 
     shape: tuple[Any, ...]
@@ -66,12 +66,12 @@ class Kernel:
     """What TensorRT needs to launch a kernel.
 
     Attributes:
-        name: of the entry point.
+        name: name of the entry point.
         source: CUDA C++, compiled by :func:`ptx`.
         grid: blocks along x, y, z; numbers or expressions.
-        block: threads of a block.
+        block: threads per block.
         shared: bytes of dynamic shared memory.
-        sizes: the integers between the pointers of the inputs and those of the outputs; numbers or expressions.
+        sizes: the integer arguments between the input and the output pointers; numbers or expressions.
     """
 
     name: str
@@ -84,7 +84,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Launch:
-    """How a kernel of ``csrc/aot`` is launched, and the constants that are its last arguments, in C++."""
+    """The launch configuration of a kernel of ``csrc/aot``, and its last arguments, which are C++ constants."""
 
     grid: tuple[Any, Any, Any]
     block: int
@@ -93,10 +93,10 @@ class Launch:
 
 
 def kernel(op: Op, inputs: Sequence[Operand], outputs: Sequence[Operand], attributes: Mapping[str, Any]) -> Kernel:
-    """The kernel of an op of :data:`AOT_OPS` for tensors of these types.
+    """The kernel of an op of :data:`AOT_OPS` for these tensors and attributes.
 
     Raises:
-        UnsupportedError: if there is none for them.
+        UnsupportedError: if there is no kernel for them.
     """
     arguments = op.bind(inputs, attributes)
     for tensor in (*inputs, *outputs):
@@ -164,7 +164,7 @@ def obstacle(op: Op, attributes: Mapping[str, Any]) -> str | None:
 
 
 def available() -> bool:
-    """Whether there is an nvcc to compile kernels with."""
+    """Whether nvcc is installed, to compile kernels with."""
     try:
         library.find_nvcc()
     except PluginBuildError:
@@ -173,12 +173,12 @@ def available() -> bool:
 
 
 def ptx(source: str) -> str:
-    """The PTX of a kernel, for every device that TensorRT knows of its data types; compiled once and kept.
+    """The PTX of a kernel, for every device on which TensorRT supports its data types; compiled once and cached.
 
     Raises:
         PluginBuildError: without nvcc, or if it fails.
     """
-    # For the oldest device: the driver compiles it for the one at hand. TensorRT has bfloat16 from 8.0 on only.
+    # Target the oldest device; the driver compiles for the actual one. TensorRT has bfloat16 from 8.0 on only.
     architecture = "compute_80" if "__nv_bfloat16" in source else "compute_75"
     include = ["-I", str(FOLDER), "-I", str(library.CSRC / "cuda")]
     command = [library.find_nvcc(), "-ptx", "-std=c++17", "-O3", f"-arch={architecture}", *include]
@@ -198,7 +198,7 @@ def ptx(source: str) -> str:
 
 @functools.cache
 def _sources() -> str:
-    """Changes with everything that kernels include."""
+    """A hash of everything that kernels include."""
     texts = [f.read_bytes() for folder in ("aot", "cuda") for f in sorted((library.CSRC / folder).rglob("*.*"))]
     return hashlib.sha256(b"\0".join(texts)).hexdigest()
 
@@ -213,7 +213,7 @@ def _known(shape: Sequence[Any]) -> bool:
 def _product(sizes: Sequence[Any]) -> Any:
     product: Any = 1
     for size in sizes:
-        product = size * product  # an expression has no number to its left
+        product = size * product  # an expression must be the left factor
     return product
 
 
@@ -222,21 +222,21 @@ def _ceil_div(a: Any, b: int) -> Any:
 
 
 def _some(blocks: Any) -> Any:
-    """At least one block, which then finds nothing to do."""
+    """At least one block, even if it has no work."""
     return max(blocks, 1) if isinstance(blocks, int) else blocks.at_least(1)
 
 
 _MANY = 1 << 20
-"""Rows, where TensorRT learns how many later: enough for every multiprocessor."""
+"""The assumed number of rows if TensorRT learns it only later: enough for every multiprocessor."""
 
 
 def _gpu() -> planner.Gpu:
-    """The one that an engine is built on, which has no more than 48 KB of shared memory for a kernel of TensorRT's."""
+    """The GPU that an engine is built on, limited to the 48 KB of shared memory of a kernel that TensorRT launches."""
     return replace(planner.this_gpu() or planner.GPUS["h100"], shared_memory=48 * 1024)
 
 
 def _blocks(launch: planner.Launch, work: Any) -> Any:
-    """The planner's, where the work is a number; else the expression for them."""
+    """The number of blocks: the planner's if the work is a number, otherwise an expression."""
     if isinstance(work, int):
         return _some(launch.grid[0])
     blocks = _some(_ceil_div(work, launch.per_block))
@@ -265,7 +265,7 @@ def _add_bias_residual_layer_norm(arguments: Sequence[Any], outputs: Sequence[Op
     problem |= {"strides": strides, "extra": extra is not None}
     tactic = planner.plan("add_bias_residual_layer_norm", _gpu(), **problem).chosen
     kernel, access = tactic.constants["kernel"], tactic.constants["access"]
-    # Where the columns are not known, whether there are vectors is seen when it runs.
+    # If the columns are unknown, the kernel decides at run time whether it can use vectors.
     width = 16 // item if access in ("vector", "shifted") or not known else {"pair": 2, "single": 1}[access]
     columns = 0 if kernel == "long" else int(kernel.removeprefix("warp").removeprefix("block"))
     return Launch(
@@ -310,7 +310,7 @@ def _sample(image: Operand, grid: Operand, mode: int) -> Launch:
     last, vector = image.channels_last, 16 // image.dtype.itemsize
     if last and (not isinstance(channels, int) or channels % vector):
         raise UnsupportedError(f"sampling from channels-last needs channels in multiples of {vector}, got {channels}")
-    # What is not known may be small: as many blocks as can be.
+    # Unknown sizes may be small, so plan for the smallest, which gives the most blocks.
     known = _known(image.shape) and _known(grid.shape)
     problem = {"images": batch if known else 1, "points": points if known else 1, "taps": taps}
     problem |= {"channels": channels if isinstance(channels, int) else 1, "item_size": image.dtype.itemsize}
@@ -337,7 +337,7 @@ def _ms_deform_attn(arguments: Sequence[Any], outputs: Sequence[Operand]) -> Lau
         "item_size": item,
     }
     tactic = planner.plan("ms_deform_attn", _gpu(), **problem).chosen
-    # Where the channels are not known, whether there are vectors is seen when it runs.
+    # If the channels are unknown, the kernel decides at run time whether it can use vectors.
     width = tactic.constants["width"] if known else 16 // item
     blocks = _some(images * _ceil_div(rows, tactic.launch.per_block))
     return Launch((blocks, 1, 1), tactic.launch.block[0], _constants(tactic.constants["lanes"], width))

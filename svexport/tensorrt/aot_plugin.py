@@ -1,7 +1,7 @@
-"""Plugins whose kernel goes into the engine: ``IPluginV3QuickAOTBuild``, of TensorRT 10.8 or later.
+"""Plugins whose kernel is embedded in the engine: ``IPluginV3QuickAOTBuild``, of TensorRT 10.8 or later.
 
-That is the interface below ``tensorrt.plugin.aot_impl``, whose functions know no optional inputs. The kernels are those
-of :mod:`svexport.tensorrt.aot`.
+``tensorrt.plugin.aot_impl`` is built on this interface, but supports no optional inputs. The kernels are those of
+:mod:`svexport.tensorrt.aot`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ __all__ = ["plugin_classes"]
 
 
 def plugin_classes(op: Op) -> tuple[type, type]:
-    """The plugin of an op of :data:`svexport.tensorrt.aot.AOT_OPS` that is compiled ahead of time, and its creator.
+    """The ahead-of-time plugin class of an op of :data:`svexport.tensorrt.aot.AOT_OPS`, and its creator class.
 
-    The creator makes the plugin that torch computes where TensorRT asks for it, with ``aot=0`` on the node.
+    For a node with ``aot=0`` the creator makes the plugin that torch computes.
 
     Raises:
-        BackendNotAvailableError: without a TensorRT that has such plugins (10.8 or later).
+        BackendNotAvailableError: without a TensorRT that supports such plugins (10.8 or later).
     """
     trt = load_tensorrt_for_plugins()
     if not hasattr(trt, "IPluginV3QuickAOTBuild"):
@@ -39,7 +39,7 @@ def plugin_classes(op: Op) -> tuple[type, type]:
         )
 
     class Quick(trt.IPluginV3, trt.IPluginV3QuickCore, trt.IPluginV3QuickBuild):  # type: ignore[name-defined, misc]
-        """Ends the bases that the last interface has too, so that Python finds an order for all of them."""
+        """Fixes the order of the base classes that the last interface shares, so that Python finds an MRO."""
 
     ahead = trt.IPluginV3QuickAOTBuild
     plugin = derived(
@@ -50,7 +50,7 @@ def plugin_classes(op: Op) -> tuple[type, type]:
 
 
 def _integer(trt: ModuleType) -> type:
-    """The class of a kernel's arguments that are 32-bit integers."""
+    """The class for 32-bit integer arguments of a kernel."""
 
     class Integer(trt.ISymExpr):  # type: ignore[name-defined, misc]
         def __init__(self, value: Any) -> None:
@@ -66,7 +66,7 @@ class _AotPlugin(PythonPlugin):
     def __init__(self, attributes: Mapping[str, Any]) -> None:
         super().__init__(attributes)
         self.kernels: dict[Any, aot.Kernel] = {}
-        self.alive: list[Any] = []  # what TensorRT has been given pointers to
+        self.alive: list[Any] = []  # objects that TensorRT holds pointers to
 
     def get_num_outputs(self) -> int:
         return self.op.num_outputs

@@ -1,4 +1,4 @@
-"""TensorRT's Python bindings: found, and asked what they have."""
+"""Imports TensorRT's Python bindings and queries their features."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from svexport.tensorrt.support.target import Version
 __all__ = ["OLDEST", "Log", "dtypes", "load_tensorrt", "load_tensorrt_for_plugins", "logger_for", "version_of"]
 
 OLDEST: Version = (8, 6)
-"""The first TensorRT that engines are built and run with: tensors by name, libraries of plugins by path."""
+"""The oldest TensorRT that builds and runs engines here: tensors are addressed by name, plugin libraries by path."""
 
 
 def load_tensorrt() -> ModuleType:
@@ -38,7 +38,7 @@ def load_tensorrt() -> ModuleType:
 
 
 def load_tensorrt_for_plugins() -> ModuleType:
-    """The bindings, of a TensorRT that takes plugins in Python.
+    """The module ``tensorrt``, of a version that takes plugins in Python.
 
     Raises:
         BackendNotAvailableError: without TensorRT 10 or later.
@@ -59,7 +59,7 @@ def version_of(trt: ModuleType) -> Version:
 
 
 def dtypes(trt: ModuleType) -> dict[Any, torch.dtype]:
-    """The data types that both this TensorRT and torch have."""
+    """Maps this TensorRT's data types to torch's, for those that both have."""
     names = {
         "FLOAT": torch.float32,
         "HALF": torch.float16,
@@ -74,11 +74,11 @@ def dtypes(trt: ModuleType) -> dict[Any, torch.dtype]:
 
 
 class Log:
-    """What TensorRT says while it works.
+    """The messages of TensorRT during an operation.
 
     Attributes:
-        errors: its errors, in order.
-        warnings: its warnings, each once.
+        errors: errors, in order.
+        warnings: warnings, each once.
     """
 
     KEPT = 50
@@ -88,7 +88,7 @@ class Log:
         self.warnings: list[str] = []
 
     def add(self, severity: Any, levels: Any, message: str) -> None:
-        """Keeps a message, of any thread, and hands it to svexport's logger."""
+        """Stores a message, from any thread, and passes it to svexport's logger."""
         from svexport.logging import logger
 
         if severity in (levels.INTERNAL_ERROR, levels.ERROR):
@@ -102,13 +102,13 @@ class Log:
             logger.trace("TensorRT: {}", message)
 
     def reason(self) -> str:
-        """The first error, from which others follow; the last one where it is about memory."""
+        """The first error, which usually causes the others; but the last one about memory, if there is any."""
         memory = [text for text in self.errors if "memory" in text.lower()]
         return (memory or self.errors or ["TensorRT gives no reason"])[0].strip()
 
 
 def logger_for(trt: ModuleType, log: Log) -> Any:
-    """A logger of TensorRT's that writes to ``log``."""
+    """A TensorRT logger that writes to ``log``."""
 
     class Logger(trt.ILogger):  # type: ignore[name-defined, misc]
         def __init__(self) -> None:

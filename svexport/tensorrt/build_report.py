@@ -1,4 +1,4 @@
-"""What a build did: the engine's layers, and which nodes each came from."""
+"""The report of a build: the engine's layers, and the nodes that each computes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _SHOWN = 20
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer of an engine, as TensorRT's inspector tells.
+    """A layer of an engine, as reported by TensorRT's inspector.
 
     Attributes:
-        name: in the engine.
-        kind: ``"CaskConvolution"``, ``"Reformat"``, ``"PluginV3"``; empty if the engine keeps no more than names.
-        nodes: nodes of the file that it computes; several where they were fused.
-        tactic: how; empty where that is not told.
-        inputs: type and format of each.
+        name: name in the engine.
+        kind: ``"CaskConvolution"``, ``"Reformat"``, ``"PluginV3"``; empty if the engine stores only names.
+        nodes: nodes of the file that it computes; several if they were fused.
+        tactic: name of the tactic; empty if it is not reported.
+        inputs: type and format of each input.
         outputs: likewise.
     """
 
@@ -40,12 +40,12 @@ class Layer:
 
     @property
     def reformat(self) -> bool:
-        """Whether it does nothing but change type or format."""
+        """Whether it only changes type or format."""
         return self.kind.lower() in ("reformat", "shuffle_reformat") or self.name.startswith("Reformatting CopyNode")
 
     @property
     def remedy(self) -> str:
-        """What would remove a reformat."""
+        """How to avoid this reformat layer."""
         if not self.reformat:
             return ""
         before, after = " ".join(self.inputs), " ".join(self.outputs)
@@ -58,7 +58,7 @@ class Layer:
 
 
 def read_layers(text: str) -> list[Layer]:
-    """The layers in what an inspector says in JSON; an empty list if it says nothing that is understood."""
+    """Parses the layers from an inspector's JSON; an empty list if it has an unknown form."""
     try:
         found = parse_json(text).get("Layers", [])
     except (ValueError, AttributeError):
@@ -86,22 +86,22 @@ def _format(tensor: Any) -> str:
 
 @dataclass(frozen=True, repr=False)
 class BuildReport:
-    """What :func:`svexport.build` did; ``print`` shows it as tables.
+    """The report of :func:`svexport.build`; ``print`` shows it as tables.
 
     Attributes:
         source: the file it was built from.
         path: the engine's file.
-        tensorrt: the version that built it.
+        tensorrt: the TensorRT version that built it.
         device: the GPU.
         bytes: size of the plan.
         profiles: the sizes it is built for, each as ``"images 1x3x8x8 / 4x3x8x8 / 8x3x8x8"``.
-        plugins: how each svexport node of the file runs: ``"C++"``, ``"AOT"`` or ``"JIT"``, by name.
-        layers: of the engine.
-        sources: line of the model that a node came from, by name of the node.
+        plugins: how each svexport node of the file runs, by name: ``"C++"``, ``"AOT"`` or ``"JIT"``.
+        layers: layers of the engine.
+        sources: by node name, the line of the model that the node came from.
         seconds: wall time of each stage.
         trtexec: the command that builds the same engine without Python.
-        notes: what was assumed, and what TensorRT warned of.
-        check: what was known of the file before.
+        notes: assumptions, and TensorRT's warnings.
+        check: result of the check before the build.
     """
 
     source: str
@@ -120,7 +120,7 @@ class BuildReport:
 
     @property
     def reformats(self) -> list[Layer]:
-        """Layers that do nothing but change a tensor's format."""
+        """Layers that only change a tensor's type or format."""
         return [layer for layer in self.layers if layer.reformat]
 
     @property
@@ -165,7 +165,7 @@ class BuildReport:
         return tables
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Writes the report as one page, every layer in it.
+        """Writes the report as one page that lists every layer.
 
         Raises:
             SvexportError: if it cannot be written.

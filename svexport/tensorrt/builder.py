@@ -1,4 +1,4 @@
-"""An ONNX file as a plan: checked, parsed, built, with everything that TensorRT says made an error or a report."""
+"""Builds a plan from an ONNX file: checks, parses, builds, and turns TensorRT's messages into errors or reports."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __all__ = ["build_plan", "timing_cache_path", "write"]
 
 
 def checked(source: Source, version: Version, notes: list[str]) -> CheckReport | None:
-    """What is known of the file; None if nothing is known of this version.
+    """Checks the file for this TensorRT version; None if the version is unknown.
 
     Raises:
         BuildError: if there are errors.
@@ -60,16 +60,16 @@ def checked(source: Source, version: Version, notes: list[str]) -> CheckReport |
 
 @dataclass
 class Built:
-    """What :func:`build_plan` hands back.
+    """The result of :func:`build_plan`.
 
     Attributes:
-        plan: the engine.
-        profiles: what it is built for.
-        registered: the plugins of the process; None if the file needs none.
-        plugins: how each svexport node runs, by the node's name.
-        seconds: of each stage.
-        check: what is known of the file for this version; None if it was not asked, or nothing is known.
-        notes: what was assumed, and TensorRT's warnings.
+        plan: the serialized engine.
+        profiles: the sizes it is built for.
+        registered: the plugins registered in the process; None if the file needs none.
+        plugins: how each svexport node runs, by node name.
+        seconds: time of each stage.
+        check: result of the check for this version; None if it was not requested, or the version is unknown.
+        notes: assumptions, and TensorRT's warnings.
     """
 
     plan: bytes
@@ -97,7 +97,7 @@ def build_plan(
     timing_cache: Path | None = None,
     check: bool = True,
 ) -> Built:
-    """Builds a plan; nothing is written but the timing cache.
+    """Builds a plan. It writes no file except the timing cache.
 
     Raises:
         BuildError: if the file does not parse or the engine does not build, with TensorRT's reason.
@@ -149,10 +149,10 @@ def build_plan(
 
 
 class _Laps:
-    """Where the time goes: each call ends a stage.
+    """Measures the time of stages; each call ends a stage.
 
     Attributes:
-        seconds: of each stage, by name.
+        seconds: time of each stage, by name.
     """
 
     def __init__(self) -> None:
@@ -165,9 +165,9 @@ class _Laps:
 
 
 def _network(trt: ModuleType, builder: Any, source: Source) -> Any:
-    """An empty network, of the file's own types where this TensorRT can."""
+    """An empty network, strongly typed if this TensorRT supports it."""
     version, flags = version_of(trt), 0
-    for name in ("STRONGLY_TYPED", "EXPLICIT_BATCH"):  # the latter is all there is from 10 on, and gone in 11
+    for name in ("STRONGLY_TYPED", "EXPLICIT_BATCH"):  # the latter is the only mode from 10 on, and removed in 11
         if hasattr(trt.NetworkDefinitionCreationFlag, name) and (name == "STRONGLY_TYPED" or version < (10, 0)):
             flags |= 1 << int(getattr(trt.NetworkDefinitionCreationFlag, name))
     network = builder.create_network(flags)
@@ -176,10 +176,10 @@ def _network(trt: ModuleType, builder: Any, source: Source) -> Any:
 
 
 def parse(trt: ModuleType, network: Any, trt_logger: Any, log: Log, source: Source) -> Any:
-    """Fills a network; the parser that is returned holds its weights, and has to live until it is built.
+    """Fills a network. The returned parser owns the weights, and must stay alive until the engine is built.
 
     Raises:
-        BuildError: with what the parser says, and the line of the model that the node came from.
+        BuildError: with the parser's message, and the line of the model that the node came from.
     """
     parser = trt.OnnxParser(network, trt_logger)
     path = None if source.path is None else str(source.path.absolute())
@@ -223,7 +223,7 @@ def _advice(log: Log) -> str:
 
 
 def _network_name(model: onnx.ModelProto) -> str:
-    """The engine keeps it: there it says how the model returned its outputs, where it did so in a dict."""
+    """The network's name, which the engine keeps. It records how a model's returned dict holds the outputs."""
     returned = returned_of(model)
     return model.graph.name[:200] or "model" if returned is None else json.dumps(returned, separators=(",", ":"))
 
@@ -247,7 +247,7 @@ def _add_profile(builder: Any, network: Any, config: Any, profile: Profile) -> N
 
 
 def _build(trt: ModuleType, builder: Any, network: Any, config: Any, log: Log) -> Any:
-    """The plan or None. The work is done in another thread, so that Ctrl-C is seen while TensorRT does it."""
+    """The plan, or None. It builds in another thread, so that this one receives Ctrl-C meanwhile."""
     cancelled = threading.Event()
     if hasattr(config, "progress_monitor"):
         config.progress_monitor = monitor = _monitor(trt, cancelled.is_set)  # noqa: F841 - lives as long as the build
@@ -265,7 +265,7 @@ def _build(trt: ModuleType, builder: Any, network: Any, config: Any, log: Log) -
             failure.append(error)
 
     with _device_of_thread() as follow, _interrupt(cancelled):
-        told = contextvars.copy_context()  # who listens to phases
+        told = contextvars.copy_context()  # keeps the listeners to phases
         thread = threading.Thread(target=told.run, args=(work,), name="svexport build", daemon=True)
         thread.start()
         while thread.is_alive():
@@ -283,7 +283,7 @@ def _build(trt: ModuleType, builder: Any, network: Any, config: Any, log: Log) -
 
 @contextmanager
 def _device_of_thread() -> Iterator[Callable[[], None]]:
-    """What gives another thread the CUDA device of this one."""
+    """A function that gives another thread the CUDA device of this one."""
     import torch
 
     if not torch.cuda.is_available():
@@ -295,7 +295,7 @@ def _device_of_thread() -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def _interrupt(cancelled: threading.Event) -> Iterator[None]:
-    """Ctrl-C sets ``cancelled``, where this thread hears it and nobody else has asked to."""
+    """Makes Ctrl-C set ``cancelled``, if this thread receives signals and nobody else has installed a handler."""
     usual = signal.getsignal(signal.SIGINT)
     ours = threading.current_thread() is threading.main_thread() and callable(usual)
     if not ours:
@@ -309,7 +309,7 @@ def _interrupt(cancelled: threading.Event) -> Iterator[None]:
 
 
 def _monitor(trt: ModuleType, cancelled: Callable[[], bool]) -> Any:
-    """Tells phases of the build to :mod:`svexport.progress`, and TensorRT whether to go on."""
+    """A progress monitor: reports build phases to :mod:`svexport.progress`, and tells TensorRT whether to continue."""
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[name-defined, misc]
         def __init__(self) -> None:
@@ -332,7 +332,7 @@ def _monitor(trt: ModuleType, cancelled: Callable[[], bool]) -> Any:
 
 
 def timing_cache_path(trt_version: str, device: str) -> Path:
-    """Where the timings of a device are kept."""
+    """The path of the timing cache of a device."""
     name = re.sub(r"[^\w.]+", "-", f"{trt_version}-{device}")
     return cache_folder() / "tensorrt" / "timing" / f"{name}.cache"
 
@@ -359,7 +359,7 @@ def _save_timing_cache(config: Any, path: Path, notes: list[str]) -> None:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Writes a file beside its place and renames it there.
+    """Writes a file under another name and renames it.
 
     Raises:
         BuildError: if it cannot be written.

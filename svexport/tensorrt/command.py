@@ -1,4 +1,4 @@
-"""The command of trtexec for a file, without TensorRT."""
+"""Writes the trtexec command for a file, without TensorRT."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _HARDWARE = {"ampere+": "ampere+", "same": "sameComputeCapability"}
 
 @dataclass(frozen=True)
 class Command:
-    """What :func:`trtexec` hands back.
+    """The result of :func:`trtexec`.
 
     Attributes:
-        command: a line for a shell.
-        target: the TensorRT that it is for.
-        notes: what was assumed, and what it needs.
+        command: a shell command line.
+        target: the TensorRT version that it is for.
+        notes: assumptions and requirements.
     """
 
     command: str
@@ -54,21 +54,21 @@ def trtexec(
     device: str | None = None,
     **options: Any,
 ) -> Command:
-    """The command of trtexec that builds what :func:`build` would, for a machine without Python; needs no TensorRT.
+    """The trtexec command for the engine of :func:`build`, for a machine without Python; needs no TensorRT here.
 
     Args:
         onnx: the path of an ONNX file.
         path: the engine's file; default: that of the ONNX file, as ``.engine``.
-        target: the version of that trtexec, such as ``"8.6"``; default: of the TensorRT that is installed here.
-        plugins: the plugin library on that machine.
-        timing_cache: a path; True and False are no cache.
+        target: the version of that trtexec, such as ``"8.6"``; default: that of the TensorRT installed here.
+        plugins: path of the plugin library on that machine.
+        timing_cache: a path; True and False mean no cache.
         device: ``"cuda:1"``.
         shapes, values, workspace, options: as for :func:`svexport.build`.
 
     Raises:
         BuildError: if sizes do not fit the file.
-        ExportError: if ``target`` is no version that is known.
-        UnsupportedError: if that version lacks what is asked for.
+        ExportError: if ``target`` is not a known version.
+        UnsupportedError: if that version lacks a requested feature.
     """
     source = read_source(onnx)
     version = _installed() if target is None else Target.parse(target).version
@@ -114,10 +114,10 @@ def trtexec_command(
     timing_cache: str | os.PathLike[str] | None = None,
     device: int = 0,
 ) -> str:
-    """The trtexec of that version which builds the same engine, as a line for a shell.
+    """The shell command line for this version's trtexec that builds the same engine.
 
     Raises:
-        UnsupportedError: on options that the version lacks, and several profiles before 10, whose trtexec knows one.
+        UnsupportedError: on options that the version lacks, and on several profiles before 10 (trtexec supports one).
     """
     options.hold_to(version)
     words = ["trtexec", f"--onnx={source.path or 'model.onnx'}", f"--saveEngine={engine or 'model.engine'}"]

@@ -1,4 +1,4 @@
-"""Attributes of a node as TensorRT hands them to a plugin: a collection of fields."""
+"""Converts between a node's attributes and the plugin fields that TensorRT passes to a plugin."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["attributes_of", "fields_of"]
 
 
 def attributes_of(op: Op, fields: Sequence[Any]) -> dict[str, Any]:
-    """The attributes in a collection of plugin fields, as the op takes them.
+    """Reads the attributes from a collection of plugin fields, in the form that the op takes.
 
     Raises:
-        ValueError: if one is missing, twice there, unknown, or not of its type or length.
-        BackendNotAvailableError: if there are lists among them, and the bindings do not hand them over.
+        ValueError: if one is missing, duplicate, unknown, or has a wrong type or length.
+        BackendNotAvailableError: if one is a list, and the bindings do not pass lists.
     """
     known = {a.name: a for a in op.attributes}
     if any(a.kind in ("ints", "floats") for a in op.attributes) and not _reads_lists():
@@ -54,13 +54,13 @@ def attributes_of(op: Op, fields: Sequence[Any]) -> dict[str, Any]:
 
 @cache
 def _reads_lists() -> bool:
-    """Whether a field's data are all of its elements, as they are in most versions of the bindings."""
+    """Whether a field's data hold all of its elements, as in most versions of the bindings."""
     trt, given = load_tensorrt_for_plugins(), _lasting(np.array([1, 2], np.int32))
     return list(np.ravel(trt.PluginField("", given, trt.PluginFieldType.INT32).data)) == [1, 2]
 
 
 def fields_of(trt: ModuleType, op: Op, attributes: Mapping[str, Any] | None = None) -> Any:
-    """The attributes as plugin fields, in schema order; without values, what a creator announces."""
+    """The attributes as plugin fields, in schema order; without values, the fields that a creator announces."""
     fields = []
     for argument in op.attributes:
         whole = argument.kind in ("int", "ints")
@@ -74,5 +74,5 @@ _arrays: dict[bytes, np.ndarray] = {}
 
 
 def _lasting(array: np.ndarray) -> np.ndarray:
-    """An equal array that is never freed: a field does not keep the memory that it points to."""
+    """An equal array that is never freed, because a field does not own the memory that it points to."""
     return _arrays.setdefault(array.dtype.char.encode() + array.tobytes(), array)

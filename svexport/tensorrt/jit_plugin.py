@@ -1,4 +1,4 @@
-"""Plugins that torch computes, on TensorRT's stream: ``IPluginV3``, of TensorRT 10 or later."""
+"""Plugins that torch computes on TensorRT's stream: ``IPluginV3``, of TensorRT 10 or later."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["plugin_classes", "tensor_at"]
 
 
 def plugin_classes(op: Op) -> tuple[type, type]:
-    """The plugin of an op that torch computes, and its creator, as classes of the TensorRT that is installed.
+    """The just-in-time plugin class of an op and its creator class, derived from the installed TensorRT's interfaces.
 
     Raises:
         BackendNotAvailableError: without TensorRT 10 or later.
@@ -39,7 +39,7 @@ class _JitPlugin(PythonPlugin):
         return any(chosen == c[: pos + 1] for c in dtype_combinations(self.op, declared, self.attributes))
 
     def get_workspace_size(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
-        return 0  # torch has its own memory
+        return 0  # torch allocates its own memory
 
     def attach_to_context(self, resource_context: Any) -> Any:
         return self.clone()
@@ -66,7 +66,7 @@ class _JitCreator(PythonCreator):
 
 
 class _Memory:
-    """Device memory that somebody else owns, as torch takes it over."""
+    """Device memory with another owner, in a form that torch accepts (``__cuda_array_interface__``)."""
 
     def __init__(self, pointer: int, shape: tuple[int, ...], typestr: str) -> None:
         self.__cuda_array_interface__ = {
@@ -81,7 +81,7 @@ class _Memory:
 _TYPESTR = {
     torch.float32: "<f4",
     torch.float16: "<f2",
-    torch.bfloat16: "<i2",  # numpy has none: viewed afterwards
+    torch.bfloat16: "<i2",  # numpy has no bfloat16: viewed afterwards
     torch.int8: "|i1",
     torch.int32: "<i4",
     torch.int64: "<i8",

@@ -1,4 +1,4 @@
-"""The C++ plugin library: compiled for the TensorRT at hand, found again, loaded."""
+"""Compiles the C++ plugin library for the TensorRT at hand, finds it again, and loads it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Headers:
     """The C++ headers of a TensorRT.
 
     Attributes:
-        folder: where NvInferRuntime.h lies.
+        folder: the folder that contains NvInferRuntime.h.
         version: (major, minor).
     """
 
@@ -42,11 +42,11 @@ class Headers:
 
 @dataclass(frozen=True)
 class Library:
-    """A plugin library that was built.
+    """A compiled plugin library.
 
     Attributes:
         path: the shared object.
-        major: of the TensorRT versions that can load it.
+        major: major version of the TensorRT that can load it.
     """
 
     path: Path
@@ -54,10 +54,10 @@ class Library:
 
 
 def find_headers(root: str | os.PathLike[str] | None = None) -> Headers:
-    """The headers below a TensorRT folder, by default that of the environment's ``TENSORRT_ROOT``, else the system's.
+    """The headers in a TensorRT folder: ``root``, else the environment's ``TENSORRT_ROOT``, else the system's.
 
     Raises:
-        PluginBuildError: naming the file that is missing, and where to get it.
+        PluginBuildError: if a file is missing; names it and says where to get it.
     """
     given = root or os.environ.get("TENSORRT_ROOT")
     base = Path(given) if given else Path("/usr")
@@ -113,13 +113,13 @@ def build(
 
     Args:
         tensorrt_root: a TensorRT folder with its ``include``; see :func:`find_headers`.
-        architectures: compute capabilities, ``["8.7", "9.0"]``; by default those of the GPUs of this machine, or
-            without one everything that a distributed build is for.
+        architectures: compute capabilities, ``["8.7", "9.0"]``; by default those of this machine's GPUs, or, without a
+            GPU, all those of a distributed build.
         output: the folder for the library; by default svexport's cache, where :func:`libraries` finds it.
-        progress: called with the number of files compiled and that of all, as the work goes on.
+        progress: called repeatedly with the number of files compiled and the total.
 
     Raises:
-        PluginBuildError: if headers or nvcc are missing, or something does not compile.
+        PluginBuildError: if headers or nvcc are missing, or a file does not compile.
     """
     headers = find_headers(tensorrt_root)
     folder = Path(output) if output else plugins_folder()
@@ -133,7 +133,7 @@ def compile_objects(
     architectures: Sequence[str] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Path]:
-    """The object files of the library; those that a build before has left are used again."""
+    """Compiles the object files of the library; reuses those of earlier builds."""
     include = [CSRC / "cuda", CSRC / "tensorrt"]
     sources = [*sorted(CSRC.glob("cuda/**/*.cu")), *sorted(CSRC.glob("tensorrt/*.cpp"))]
     return compile_sources(sources, include, headers.folder, architectures, progress)
@@ -146,12 +146,12 @@ def compile_sources(
     architectures: Sequence[str] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Path]:
-    """The object files of sources; those that a build before has left are used again.
+    """Compiles sources to object files; reuses those of earlier builds.
 
     Args:
-        sources: ``.cu`` of csrc/cuda, which include nothing else, and ``.cpp``.
-        include: folders of svexport's headers, the first that of csrc/cuda.
-        system: the folder of the headers of the runtime.
+        sources: ``.cu`` files of csrc/cuda, which include only headers from there, and ``.cpp`` files.
+        include: folders of svexport's headers; the first is csrc/cuda.
+        system: the folder of the runtime's headers.
         architectures: see :func:`build`.
         progress: see :func:`build`.
     """
@@ -181,7 +181,7 @@ def compile_sources(
 
 
 def link(objects: Sequence[Path], path: Path, flags: Sequence[str] = ()) -> None:
-    """Links a library."""
+    """Links object files to a shared library."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(f".{os.getpid()}.so")
     _run([find_nvcc(), *LINK_FLAGS, *flags, *map(str, objects), "-ldl", "-o", str(partial)])
@@ -199,12 +199,12 @@ def libraries() -> list[Library]:
 
 
 def plugins_folder() -> Path:
-    """Where plugins that were compiled are kept."""
+    """The folder for compiled plugins."""
     return _cuda.cache_folder() / "tensorrt"
 
 
 def _text(folder: Path, pattern: str = "**/*") -> str:
-    """Changes with every header in a folder and below."""
+    """A hash of all headers in a folder and its subfolders."""
     digest = hashlib.sha256()
     found = folder.glob(pattern)
     for path in sorted(p for p in found if p.suffix in (".h", ".cuh")):
@@ -213,10 +213,10 @@ def _text(folder: Path, pattern: str = "**/*") -> str:
 
 
 def find_nvcc() -> str:
-    """The compiler.
+    """The path of nvcc.
 
     Raises:
-        PluginBuildError: if there is none.
+        PluginBuildError: if it is not found.
     """
     from torch.utils import cpp_extension
 
@@ -231,7 +231,7 @@ def find_nvcc() -> str:
 
 
 def gencode(architectures: Sequence[str] | None) -> list[str]:
-    """The flags of nvcc for compute capabilities; None: those of this machine's GPUs, without one of all."""
+    """nvcc's flags for compute capabilities; None: those of this machine's GPUs, or all if there is no GPU."""
     if architectures is None:
         found = sorted({torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())})
         architectures = [f"{a}.{b}" for a, b in found] or _cuda.architectures().split()

@@ -1,6 +1,6 @@
-"""What the plugins know of the nodes: ``csrc/tensorrt/nodes.h``, written from the definitions of the ops.
+"""Generates ``csrc/tensorrt/nodes.h``, the plugins' description of the nodes, from the definitions of the ops.
 
-``python -m svexport.tensorrt.nodes`` writes it again, after an op with a plugin has come or changed.
+Run ``python -m svexport.tensorrt.nodes`` after an op with a plugin is added or changed.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _definition(op: Op) -> list[str]:
 
 
 def _weights(op: Op) -> list[str]:
-    """The names of weights as attributes, those of a layer (``layers_<i>_`` goes before) and those after the layers."""
+    """Attribute names of the weights: those of a layer (prefix ``layers_<i>_``) and those after the layers."""
     if op.weight_names is None:
         return []
     names = [name.replace(".", "_") for name in op.weight_names({"num_layers": 1, "learned_offsets": 1})]

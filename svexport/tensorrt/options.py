@@ -1,4 +1,4 @@
-"""What an engine is built with."""
+"""The options of an engine build."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ __all__ = ["ALWAYS_STRONGLY_TYPED", "STRONGLY_TYPED", "BuildOptions"]
 _HARDWARE = {"ampere+": "AMPERE_PLUS", "same": "SAME_COMPUTE_CAPABILITY"}
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 STRONGLY_TYPED: Version = (10, 0)
-"""From here on the types of a file are those of its engine."""
+"""From this version on an engine has the types of its file."""
 ALWAYS_STRONGLY_TYPED: Version = (11, 0)
 
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """What :func:`svexport.build` passes on to TensorRT; each as there.
+    """The options that :func:`svexport.build` passes to TensorRT, with the same meaning.
 
     Attributes:
         fp16: lets a TensorRT older than 10 compute in half where that is faster.
-        tf32: lets it multiply float32 in TF32.
-        optimization_level: 0 to 5; None is TensorRT's own.
-        workspace: bytes of scratch memory; None is all there is.
-        dla_core: the DLA that layers run on where they can, the GPU takes the rest.
-        version_compatible: the engine loads in later versions of this major one.
+        tf32: lets TensorRT multiply float32 in TF32.
+        optimization_level: 0 to 5; None is TensorRT's default.
+        workspace: bytes of scratch memory; None is all memory.
+        dla_core: the DLA that runs the layers it supports; the GPU runs the rest.
+        version_compatible: the engine loads in later versions of the same major version.
         hardware_compatibility: ``"ampere+"`` or ``"same"`` (compute capability): the engine runs on other GPUs.
-        strip_weights: the plan is without weights that :meth:`TensorRTEngine.refit` can fill in.
-        refit: weights can be exchanged.
+        strip_weights: the plan omits the weights that :meth:`TensorRTEngine.refit` can fill in.
+        refit: weights can be replaced.
     """
 
     fp16: bool = False
@@ -46,7 +46,7 @@ class BuildOptions:
 
     @classmethod
     def of(cls, workspace: int | str | None, **options: Any) -> BuildOptions:
-        """Options that are checked as far as they can be without TensorRT.
+        """Makes options and checks them as far as possible without TensorRT.
 
         Raises:
             BuildError: on a value out of range.
@@ -65,10 +65,10 @@ class BuildOptions:
         return made
 
     def hold_to(self, version: Version) -> None:
-        """Refuses what a version does not have.
+        """Checks that a TensorRT version supports the options.
 
         Raises:
-            UnsupportedError: naming it.
+            UnsupportedError: names the unsupported option.
         """
         here = f"TensorRT {dotted(version)}"
         if self.fp16 and version >= STRONGLY_TYPED:
@@ -84,16 +84,16 @@ class BuildOptions:
         """Sets a builder's configuration.
 
         Args:
-            half: the file has float16 tensors; integers: it has quantizers. Before 10 both are allowed by flags.
+            half: the file has float16 tensors; integers: it has quantizers. Before 10, flags must allow either.
 
         Raises:
-            UnsupportedError: if this TensorRT lacks something after all.
+            UnsupportedError: if this TensorRT lacks a member that an option needs.
         """
         flags = [(self.version_compatible, "VERSION_COMPATIBLE"), (self.refit, "REFIT")]
         flags += [(self.strip_weights, "STRIP_PLAN"), (self.strip_weights and not self.refit, "REFIT_IDENTICAL")]
         if not hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED"):
             flags += [(self.fp16 or half, "FP16"), (integers, "INT8")]
-            # So that threads may run the same profile; later versions always allow it.
+            # Let several threads run the same profile; later versions always allow it.
             config.set_preview_feature(trt.PreviewFeature.PROFILE_SHARING_0806, True)
         for wanted, name in flags:
             if wanted:
@@ -121,7 +121,7 @@ def _member(trt: Any, kind: Any, name: str) -> Any:
 
 
 def _bytes(size: int | str | None) -> int | None:
-    """``"4G"``, ``"512MiB"`` or a number of bytes."""
+    """Parses ``"4G"``, ``"512MiB"`` or a number of bytes."""
     if size is None or (isinstance(size, int) and not isinstance(size, bool) and size > 0):
         return size  # type: ignore[return-value]
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMG]?)(?:i?B)?", str(size).strip(), re.IGNORECASE)

@@ -1,4 +1,4 @@
-"""A plan: the file of a TensorRT engine, of which only the header is known."""
+"""Reads a plan, the file of a TensorRT engine; only its header has a known format."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _LAYOUT = bytes(4)  # of the header: the only one that is documented, by trtexec
 
 @dataclass(frozen=True)
 class Plan:
-    """A plan that begins as one should.
+    """A plan with a valid header.
 
     Attributes:
-        content: all of it.
-        version: of the TensorRT that built it, ``"10.16.1.11"``; empty if the header is of a newer layout.
+        content: the whole file.
+        version: version of the TensorRT that built it, ``"10.16.1.11"``; empty if the header has a newer layout.
     """
 
     content: bytes
@@ -29,10 +29,10 @@ class Plan:
 
     @classmethod
     def parse(cls, content: bytes, name: str) -> Plan:
-        """Looks at the header alone.
+        """Parses the header only.
 
         Raises:
-            EngineError: if it is no plan.
+            EngineError: if it is not a plan.
         """
         if len(content) <= HEADER_BYTES:
             raise EngineError(f"{name} has {len(content)} bytes, which is no TensorRT engine; build or copy it again")
@@ -47,7 +47,7 @@ class Plan:
 
 
 def check_file(path: Path) -> None:
-    """Raises :class:`EngineError` on a path of which nothing can be read, or a pipe, which might be waited for."""
+    """Raises :class:`EngineError` on a path that cannot be read, or on a pipe, which could block."""
     try:
         check_regular(path)
         with path.open("rb"):
@@ -59,16 +59,16 @@ def check_file(path: Path) -> None:
 
 
 def read_plan(path: Path) -> Plan:
-    """The plan in a file.
+    """Reads the plan in a file.
 
     Raises:
-        EngineError: if it cannot be read, or is no plan.
+        EngineError: if it cannot be read, or is not a plan.
     """
     check_file(path)
     try:
         with path.open("rb") as file:
             head = file.read(HEADER_BYTES + 1)
-            Plan.parse(head, str(path))  # before all of a large file is read that is none
+            Plan.parse(head, str(path))  # raises before a large file that is not a plan is read whole
             content = head + file.read()
     except OSError as error:
         raise EngineError(f"cannot read {path}: {error.strerror or error}; check the path") from error

@@ -1,8 +1,8 @@
-"""Plugins in Python: the ops as TensorRT layers with nothing but pip's tensorrt.
+"""Plugins in Python: the ops as TensorRT layers; they need only pip's tensorrt.
 
-Everything about them follows from the definitions of the ops: fields from the schema, shapes and types from the fake.
-They run in two ways. Just in time (:mod:`svexport.tensorrt.jit_plugin`): computed by torch on TensorRT's stream. Ahead
-of time (:mod:`svexport.tensorrt.aot_plugin`): as a kernel that goes into the engine.
+The plugins are derived from the definitions of the ops: fields from the schema, shapes and types from the fake. They
+run in two ways. Just in time (:mod:`svexport.tensorrt.jit_plugin`): torch computes on TensorRT's stream. Ahead of time
+(:mod:`svexport.tensorrt.aot_plugin`): a kernel is embedded in the engine.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ __all__ = ["Registered", "create_plugin", "register_plugins"]
 
 @dataclass(frozen=True)
 class Registered:
-    """What :func:`register_plugins` did.
+    """The result of :func:`register_plugins`.
 
     Attributes:
-        kinds: how each node type runs: ``"C++"`` by the plugin library, ``"AOT"`` by a kernel that is compiled into the
-            engine, ``"JIT"`` by torch, in Python.
+        kinds: how each node type runs: ``"C++"`` in the plugin library, ``"AOT"`` as a kernel compiled into the engine,
+            ``"JIT"`` in torch, from Python.
         library: the plugin library that was loaded.
     """
 
@@ -46,23 +46,23 @@ class Registered:
         return f"{text} ({self.library})" if self.library else text
 
 
-_registered: dict[str, tuple[Any, str]] = {}  # a creator lives as long as the registry that points to it
+_registered: dict[str, tuple[Any, str]] = {}  # keeps creators alive, because TensorRT's registry only points to them
 
 
 def register_plugins(library: str | os.PathLike[str] | None = None) -> Registered:
-    """Makes TensorRT know every svexport node: by the C++ plugin library if there is one for it, else in Python.
+    """Registers every svexport node with TensorRT: from the C++ plugin library if it has the node, else in Python.
 
-    In Python, an op whose forward is one kernel becomes a plugin that is compiled into the engine, if nvcc is there and
-    TensorRT is 10.8 or later; the others are computed by torch, and need it and this package where the engine runs.
-    A node with an attribute ``aot`` of 0 is computed by torch all the same. Nodes that already have a creator keep it;
-    calling twice is fine.
+    In Python, an op whose forward is one kernel becomes a plugin that is compiled into the engine, if nvcc is installed
+    and TensorRT is 10.8 or later. torch computes the others, which need torch and this package where the engine runs.
+    torch also computes a node with an attribute ``aot`` of 0. Nodes that already have a creator keep it; calling twice
+    is fine.
 
     Args:
         library: the plugin library; by default the one that ``svexport plugins build`` left in the cache.
 
     Raises:
-        BackendNotAvailableError: without TensorRT 10 or later, with a library 8.6 or later.
-        PluginBuildError: if a library that was given cannot be loaded.
+        BackendNotAvailableError: without TensorRT 10 or later (8.6 or later with a library).
+        PluginBuildError: if the given library cannot be loaded.
     """
     trt = load_tensorrt()
     registry = trt.get_plugin_registry()
@@ -91,7 +91,7 @@ def register_plugins(library: str | os.PathLike[str] | None = None) -> Registere
 
 
 def _registered_in_library(trt: ModuleType, registry: Any, path: Path | None) -> Registered:
-    """Before 10 there is the library, and nothing in Python."""
+    """Before 10 only the library provides plugins: that TensorRT has none in Python."""
     lacking = [
         op.node_type for op in plugin_ops() if registry.get_plugin_creator(op.node_type, VERSION, DOMAIN) is None
     ]
@@ -103,7 +103,7 @@ def _registered_in_library(trt: ModuleType, registry: Any, path: Path | None) ->
 
 
 def create_plugin(op: Op, name: str, attributes: Mapping[str, Any]) -> Any:
-    """The op's plugin for a network under construction, by the creator that is registered for it.
+    """Makes the op's plugin for a network under construction, with the registered creator.
 
     Raises:
         ValueError: if the creator refuses the attributes.

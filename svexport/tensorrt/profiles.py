@@ -1,4 +1,4 @@
-"""Optimization profiles: the sizes that an engine is built for, as the caller says and the file leaves open."""
+"""Optimization profiles: the sizes that an engine is built for, from the caller's shapes and the file's open sizes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from svexport.errors import BuildError
 __all__ = ["DEFAULT_BATCH", "Profile", "Range", "profiles_of"]
 
 DEFAULT_BATCH = (1, 1, 8)
-"""Smallest, usual and largest size of a first axis that is open and that nothing is said about."""
+"""Smallest, usual and largest size of an open first axis without a given size."""
 
 Range: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 """Smallest, usual and largest shape (or values) of an input."""
@@ -23,12 +23,12 @@ _Size: TypeAlias = "int | str | None"
 
 @dataclass
 class Profile:
-    """Sizes that one engine is built for.
+    """A range of sizes that an engine is built for.
 
     Attributes:
-        shapes: of each input with open sizes.
-        values: of each input whose numbers are sizes.
-        notes: what was assumed.
+        shapes: shapes of each input with open sizes.
+        values: values of each input whose values are sizes.
+        notes: assumptions.
     """
 
     shapes: dict[str, Range] = field(default_factory=dict)
@@ -48,13 +48,13 @@ def profiles_of(
     """One profile for each mapping in ``shapes``; none if every size is fixed.
 
     Args:
-        graph: of the file.
+        graph: graph of the file.
         shapes: by input, ``(smallest, usual, largest)`` or one shape for all three; several mappings make several
-            profiles. What is left out follows from sizes of the same name elsewhere, else is :data:`DEFAULT_BATCH`.
-        values: likewise, of inputs whose numbers are sizes.
+            profiles. Missing sizes follow from sizes of the same name elsewhere, else are :data:`DEFAULT_BATCH`.
+        values: likewise, for inputs whose values are sizes.
 
     Raises:
-        BuildError: if something does not fit the file, or an open size is neither given nor a first axis.
+        BuildError: if a shape does not fit the file, or an open size is neither given nor a first axis.
     """
     open_inputs = dict(_inputs(graph))
     given: Sequence[Any] = [shapes or {}] if shapes is None or isinstance(shapes, Mapping) else shapes

@@ -1,4 +1,4 @@
-"""What plugins in Python have in common, whoever computes them: everything that follows from the op's definition."""
+"""The base of plugins in Python, just-in-time and ahead-of-time: everything that follows from the op's definition."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ VERSION = "1"
 
 
 class PythonPlugin:
-    """Stands before TensorRT's interfaces among the bases of an op's plugin (see :func:`derived`).
+    """The first base class of an op's plugin, before TensorRT's interfaces (see :func:`derived`).
 
     Attributes:
         trt: the bindings.
         op: the op.
-        interfaces: those of TensorRT that the plugin has.
-        dtypes: torch's dtype of each of TensorRT's; ``types`` is the way back.
-        attributes: of the node.
-        declared: dtypes of the inputs as the network has them; empty until TensorRT says them.
+        interfaces: TensorRT's interfaces that the plugin implements.
+        dtypes: maps TensorRT's dtypes to torch's; ``types`` is the inverse.
+        attributes: attributes of the node.
+        declared: dtypes of the inputs in the network; empty until TensorRT passes them.
     """
 
     trt: ModuleType
@@ -72,13 +72,13 @@ class PythonPlugin:
 
 
 class PythonCreator:
-    """Stands before TensorRT's interface among the bases of the creator of an op's plugin.
+    """The first base class of the creator of an op's plugin, before TensorRT's interface.
 
     Attributes:
         trt: the bindings.
         op: the op.
-        interfaces: the one of TensorRT that the creator has.
-        plugin: the class that it makes.
+        interfaces: TensorRT's interface that the creator implements.
+        plugin: the plugin class that it creates.
     """
 
     trt: ModuleType
@@ -96,10 +96,10 @@ class PythonCreator:
 def derived(
     base: type, name: str, trt: ModuleType, op: Op, interfaces: Sequence[type], bases: Sequence[type] = (), **more: Any
 ) -> type:
-    """A class of ``base`` and TensorRT's interfaces, which exist only where its bindings do.
+    """Makes a class from ``base`` and TensorRT's interfaces; a function, as these exist only with the bindings.
 
     Args:
-        bases: TensorRT's side of the bases; by default the interfaces.
+        bases: TensorRT's base classes; by default the interfaces.
         more: further attributes of the class.
     """
     known = dtypes(trt)

@@ -1,4 +1,4 @@
-"""What a plugin says of its tensors, as it follows from the op's definition: shapes, dtypes and formats."""
+"""Shapes, dtypes and formats of a plugin's tensors, derived from the op's definition."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ COORDINATES = {
     "ms_deform_attn": ("sampling_locations",),
     "transformer_decoder": ("reference_points", "lidar2img"),
 }
-"""Inputs that may be float32 beside half data, and should be: in half, coordinates are off by pixels."""
+"""Inputs that may, and should, be float32 with half data: half coordinates would be off by pixels."""
 
 FACTORS = {
     "add_bias_residual_layer_norm": ("bias", "weight", "norm_bias"),
     "camera_sample": ("weights",),
     "ms_deform_attn": ("attention_weights",),
 }
-"""Inputs that may keep the type that they have in the network beside data of another."""
+"""Inputs that may keep their type in the network when the data has another type."""
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -37,11 +37,11 @@ IMAGES = {
     "camera_sample": (5, ("features",)),
     "grid_sample": (4, ("input", "output")),
 }
-"""Inputs and first output that kernels compiled ahead of time read and write in channels-last too, if of this rank."""
+"""Inputs and first output that ahead-of-time kernels also read and write in channels-last, if they have this rank."""
 
 
 class Size:
-    """A dimension as an op's fake computes with it: an expression of TensorRT's, or a number."""
+    """A dimension that an op's fake can compute with: a TensorRT expression, or a number."""
 
     def __init__(self, value: Any, builder: Any, operations: Any) -> None:
         self.value, self._builder, self._operations = value, builder, operations
@@ -86,27 +86,27 @@ class Size:
 
 @dataclass(frozen=True)
 class Description:
-    """What stands in for a tensor in an op's fake: a shape of numbers or :class:`Size`, and a dtype."""
+    """A stand-in for a tensor in an op's fake: a shape of numbers or :class:`Size`, and a dtype."""
 
     shape: tuple[Any, ...]
     dtype: torch.dtype
 
     def dim(self) -> int:
-        """How many axes."""
+        """The number of axes."""
         return len(self.shape)
 
     def is_floating_point(self) -> bool:
-        """Whether the dtype is one of floating-point numbers."""
+        """Whether the dtype is floating point."""
         return self.dtype.is_floating_point
 
     def new_empty(self, *size: Any, dtype: torch.dtype | None = None) -> Description:
-        """Another description, of these sizes; of the same dtype unless one is given."""
+        """A description with these sizes, and with the same dtype unless one is given."""
         shape = size[0] if len(size) == 1 and isinstance(size[0], (tuple, list)) else size
         return Description(tuple(shape), dtype or self.dtype)
 
 
 def output_descriptions(op: Op, tensors: Sequence[Description], attributes: Mapping[str, Any]) -> list[Description]:
-    """What the op makes of tensors of these shapes and dtypes, by its fake."""
+    """The op's outputs for tensors of these shapes and dtypes, computed by its fake."""
     assert op.fake is not None, f"{op.name}: an op with a plugin has a fake, from which its shapes follow"
     outputs = op.fake(*op.bind(tensors, attributes))
     return list(outputs) if isinstance(outputs, tuple) else [outputs]
@@ -114,7 +114,7 @@ def output_descriptions(op: Op, tensors: Sequence[Description], attributes: Mapp
 
 @cache
 def sample_shapes(op: Op) -> dict[str, tuple[int, ...]]:
-    """A shape for each tensor argument, of the op's first sample (the first tensor of a list)."""
+    """A shape for each tensor argument, from the op's first sample (the first tensor of a list)."""
     sample = next(iter(op.samples(lambda *shape: torch.zeros(shape))))
     tensors = {
         argument.name: value[0] if argument.kind == "tensors" else value
@@ -137,7 +137,7 @@ def input_names(op: Op, count: int, attributes: Mapping[str, Any]) -> list[str]:
 
 
 def output_dtypes(op: Op, given: Sequence[torch.dtype], attributes: Mapping[str, Any]) -> list[torch.dtype]:
-    """Those of the outputs for inputs of these dtypes and, as TensorRT has not said them yet, the samples' ranks."""
+    """Dtypes of the outputs for inputs of these dtypes. Ranks are the samples': TensorRT has not passed any yet."""
     shapes = sample_shapes(op)
     names = input_names(op, len(given), attributes)
     inputs = [Description(shapes[n], d) for n, d in zip(names, given, strict=True)]
@@ -147,10 +147,10 @@ def output_dtypes(op: Op, given: Sequence[torch.dtype], attributes: Mapping[str,
 def dtype_combinations(
     op: Op, declared: Sequence[torch.dtype], attributes: Mapping[str, Any]
 ) -> Iterator[list[torch.dtype]]:
-    """The dtypes of inputs and outputs that a plugin takes, for inputs that have these in the network.
+    """The dtypes of inputs and outputs that a plugin accepts, for inputs with the given dtypes in the network.
 
-    The data in any floating-point type, and what belongs to it in the same; :data:`FACTORS` also as they are;
-    everything else as it is, but :data:`COORDINATES` in float32 too.
+    The data, and all inputs that share its type, may have any floating-point type. :data:`FACTORS` may also keep their
+    own type, and :data:`COORDINATES` may also be float32. Everything else keeps its type.
     """
     coordinates, factors = COORDINATES.get(op.name, ()), FACTORS.get(op.name, ())
     names = input_names(op, len(declared), attributes)
@@ -172,9 +172,9 @@ def dtype_combinations(
 def shape_expressions(
     trt: ModuleType, op: Op, inputs: Sequence[Any], attributes: Mapping[str, Any], builder: Any
 ) -> tuple[list[Description], list[Description]]:
-    """Descriptions of inputs whose dimensions TensorRT gives as expressions, and of the outputs.
+    """Descriptions of the inputs, whose dimensions TensorRT gives as expressions, and of the outputs.
 
-    Sizes that it knows are numbers.
+    Sizes that TensorRT knows become numbers.
     """
 
     def size(expression: Any) -> Any:
@@ -187,14 +187,14 @@ def shape_expressions(
 
 
 def expression(size: Any, builder: Any) -> Any:
-    """A number or :class:`Size` as TensorRT has it."""
+    """A number or :class:`Size` as a TensorRT expression."""
     return size.value if isinstance(size, Size) else builder.constant(size)
 
 
 def output_shapes(
     trt: ModuleType, op: Op, inputs: Sequence[Any], attributes: Mapping[str, Any], builder: Any
 ) -> list[Any]:
-    """The shapes of the outputs as TensorRT's expressions of those of the inputs."""
+    """The shapes of the outputs as TensorRT expressions of the inputs' shapes."""
     shapes = []
     for output in shape_expressions(trt, op, inputs, attributes, builder)[1]:
         dims = trt.DimsExprs(len(output.shape))

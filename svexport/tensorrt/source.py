@@ -23,11 +23,11 @@ class Source:
     """A file to build from.
 
     Attributes:
-        path: of the file; None for a model in memory.
-        model: without its external data if it has a path.
-        half: it has float16 tensors.
-        integers: it has quantizers.
-        stripped: bodies were taken out of it.
+        path: path of the file; None for a model in memory.
+        model: the model, without its external data if it has a path.
+        half: whether it has float16 tensors.
+        integers: whether it has quantizers.
+        stripped: whether bodies were removed.
     """
 
     path: Path | None
@@ -37,7 +37,7 @@ class Source:
     stripped: bool = False
 
     def for_version(self, version: Version) -> Source:
-        """Without bodies, for a parser that would take them for the plugins."""
+        """The source without bodies, if this version's parser would use them instead of the plugins."""
         if version >= PLUGINS_BEFORE_FUNCTIONS or not self.model.functions:
             return self
         model = onnx.ModelProto()
@@ -50,7 +50,7 @@ class Source:
 
 
 def read_source(model: str | os.PathLike[str] | onnx.ModelProto) -> Source:
-    """The model, as :func:`svexport.build` takes it.
+    """Reads the model in any form that :func:`svexport.build` accepts.
 
     Raises:
         BuildError: if it cannot be read.
@@ -80,5 +80,5 @@ def read_source(model: str | os.PathLike[str] | onnx.ModelProto) -> Source:
 
 
 def source_lines(model: onnx.ModelProto) -> dict[str, str]:
-    """The user's line that a node came from, by the node's name, as far as the file says so."""
+    """By node name, the line of the user's source that the node came from, as far as the file records it."""
     return {node.name: node.doc_string for g in graphs(model.graph) for node in g.node if node.name and node.doc_string}

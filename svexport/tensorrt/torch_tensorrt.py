@@ -1,4 +1,4 @@
-"""Torch-TensorRT: the ops as converters, so that ``torch_tensorrt.compile`` keeps a model with them in one engine."""
+"""Torch-TensorRT converters of the ops, so that ``torch_tensorrt.compile`` puts a model with them into one engine."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from svexport.tensorrt.plugins import Registered, create_plugin, register_plugin
 
 __all__ = ["register_torch_tensorrt"]
 
-_done: set[Any] = set()  # what Torch-TensorRT has been given: it would keep a second converter beside the first
+_done: set[Any] = set()  # converters already registered; Torch-TensorRT would keep a second one too
 
 
 def register_torch_tensorrt() -> Registered:
-    """Makes Torch-TensorRT know every svexport op: those with a plugin become it, the others what they are made of.
+    """Registers every svexport op with Torch-TensorRT: ops with a plugin become the plugin, others are decomposed.
 
-    ``F.grid_sample`` in a model that was not changed becomes ours too where TensorRT has no layer for it (5-D), and
-    everywhere if the plugin runs without Python. Calling twice is fine. The plugins are registered first; returned is
-    how they run.
+    ``F.grid_sample`` in an unedited model also becomes our plugin where TensorRT has no layer for it (5-D), and
+    everywhere if the plugin runs without Python. Calling twice is fine. The plugins are registered first; the result
+    says how they run.
 
     Raises:
         BackendNotAvailableError: without Torch-TensorRT, or TensorRT 10 or later.
@@ -62,13 +62,13 @@ def register_torch_tensorrt() -> Registered:
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Ops without a plugin, as torch operators for which Torch-TensorRT has converters."""
+    """Decompositions of ops without a plugin into torch operators that Torch-TensorRT converts."""
     with_plugin = plugin_ops()
     return {op.torch_op: op.implementation or op.reference for op in OPS.values() if op not in with_plugin}
 
 
 def _values(op: Op, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The op's arguments by name, of a call of the op or of an aten function that means the same."""
+    """The op's arguments by name, from a call of the op or of an equivalent aten function."""
     if target != op.torch_op:
         args = SYMBOLICS[op.node_type].aten[target._schema.name.removeprefix("aten::")](*args, **kwargs) or ()
         kwargs = {}
@@ -82,7 +82,7 @@ def _converts(op: Op, node: Any, settings: Any = None) -> bool:
 
 
 def _convert(op: Op, context: Any, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
-    """A converter as Torch-TensorRT calls it: the op's plugin in the network under construction."""
+    """The converter that Torch-TensorRT calls: it adds the op's plugin to the network under construction."""
     from torch_tensorrt.dynamo.conversion.converter_utils import get_trt_tensor
 
     values = _values(op, target, args, kwargs)

@@ -1,4 +1,4 @@
-"""A model seen as tensors in, tensors out: flattening of arguments and results, with stable names."""
+"""Flattens a model's arguments and results to tensors with stable names."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ __all__ = [
 ]
 
 MODEL_ATTRIBUTE = "_svexport_model"
-"""Where :class:`FlatModel` keeps the user's model; the prefix is taken off every name in the exported file."""
+"""The attribute of :class:`FlatModel` that holds the user's model; names in the exported file lose this prefix."""
 
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model that torch.compile, DataParallel or DistributedDataParallel was given."""
+    """The model inside wrappers of torch.compile, DataParallel or DistributedDataParallel."""
     while True:
         if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             model = model.module
@@ -62,8 +62,8 @@ def copied(model: nn.Module) -> nn.Module:
     Raises:
         UnsupportedError: if the model cannot be copied.
     """
-    # deepcopy refuses tensors that were computed with gradients: the weight that torch.nn.utils.weight_norm leaves in
-    # a module, the output of the last forward.
+    # deepcopy refuses tensors with a grad_fn, such as the weight that torch.nn.utils.weight_norm leaves in a module, or
+    # the output of the last forward.
     computed = (t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor) and t.grad_fn is not None)
     memo: dict[int, Any] = {id(tensor): tensor.detach().clone() for tensor in computed}
     try:
@@ -76,7 +76,7 @@ def copied(model: nn.Module) -> nn.Module:
 
 
 def in_type(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """A copy with its floating-point numbers in a type; complex ones, which ``to`` takes the real parts of, stay."""
+    """A copy with floating-point tensors converted; complex ones stay: ``to`` would drop their imaginary part."""
     return copied(model)._apply(lambda t: t.to(dtype) if t.is_floating_point() else t)
 
 
@@ -92,7 +92,7 @@ def example_arguments(model: nn.Module, args: Any) -> tuple[Any, dict[str, Any]]
 
 
 def given_arguments(model: nn.Module, args: Any) -> tuple[Any, dict[str, Any]]:
-    """:func:`example_arguments`, also those of a model that is wrapped.
+    """:func:`example_arguments` of the model, or else of the model inside its wrappers.
 
     Raises:
         ExportError: if there are none.
@@ -161,8 +161,8 @@ def leaves(
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Every leaf of nested dicts, lists, tuples, named tuples and dataclasses, with the keys that lead to it.
 
-    Of another object (the key-value cache of a language model, say) the tensors among its attributes, once for each
-    object (``seen`` has their ids); itself where there are none.
+    Another object (such as the key-value cache of a language model) gives the tensors among its attributes, once per
+    object (``seen`` holds their ids), or the object itself if it has none.
     """
     seen = set() if seen is None else seen
     items: Iterable[tuple[str, Any]]
@@ -189,12 +189,12 @@ def leaves(
 
 
 def _has_attributes(value: Any) -> bool:
-    """Whether an object may hold tensors of its own: no tensor, module, class, function or number of torch.export."""
+    """Whether an object may hold tensors: it is not a tensor, module, class, function or number of torch.export."""
     return hasattr(value, "__dict__") and not callable(value) and not isinstance(value, (Tensor, ModuleType, *_NUMBERS))
 
 
 def rebuild(value: Any, replace: Callable[[Tensor], Tensor], copies: dict[int, Any] | None = None) -> Any:
-    """The same structure with every tensor replaced, in the order of :func:`leaves`; ``copies`` has objects by id."""
+    """The same structure with every tensor replaced, in the order of :func:`leaves`; ``copies`` holds objects by id."""
     copies = {} if copies is None else copies
     if isinstance(value, Tensor):
         return replace(value)
@@ -222,11 +222,11 @@ def rebuild(value: Any, replace: Callable[[Tensor], Tensor], copies: dict[int, A
 def eval_mode(model: nn.Module) -> Iterator[None]:
     """Eval mode without calling train()/eval(), which models override; each module gets its own flag back.
 
-    Without torch.compile, whose code cannot be traced.
+    torch.compile is disabled, because its code cannot be traced.
 
-    With attention layers of torch.nn as they compute in training. Their fast path is one opaque function, ignores
-    the values of masks that are not boolean and puts zeros at padded positions; and a file should have the mask it was
-    given, not a causal one because the mask looked like that when it was traced.
+    torch.nn's attention layers compute as in training. Their fast path is one opaque function that ignores the values
+    of non-boolean masks and puts zeros at padded positions. Also, a file should use the mask it is given, not a causal
+    one because the mask looked causal when it was traced.
     """
     before = [
         (module, module.training, vars(module).get("_compiled_call_impl"), vars(module).get("forward"))
@@ -256,7 +256,7 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 class _Results:
-    """Kept apart from the module: torch.export undoes what a forward assigns to it."""
+    """Results of a forward, kept outside the module because torch.export undoes assignments to it."""
 
     names: list[str] = []  # noqa: RUF012 - replaced, never mutated
     dtypes: list[torch.dtype] = []  # noqa: RUF012 - as above
@@ -264,17 +264,17 @@ class _Results:
 
 
 class TracingStopped(RuntimeError):
-    """An operator raised while it was traced, which ends the trace, and the forward went on."""
+    """An operator raised while it was traced, which ends the trace, although the forward continued."""
 
 
 class Types(NamedTuple):
-    """The types that a model computes in, where they are not those of its arguments.
+    """The types that a model computes in, if they differ from those of its arguments.
 
     Attributes:
         dtype: if given, floating-point inputs are cast to it on entry.
-        single: of the inputs, by their places among the tensors of the arguments, those that the mode is given in
-            float32, too, beside what forward sees of them.
-        mode: if given, makes a mode that forward of the model runs in, a fresh one for each; not in float64.
+        single: positions, among the tensors of the arguments, of inputs that the mode also gets in float32, besides
+            the cast ones that forward sees.
+        mode: if given, makes a new mode for each forward of the model to run in; not used in float64.
     """
 
     dtype: torch.dtype | None = None
@@ -286,26 +286,25 @@ OWN_TYPES = Types()
 
 
 class FlatModel(nn.Module):
-    """The user's model as ``forward(*tensors) -> tuple of tensors``: what both exporters trace.
+    """The user's model as ``forward(*tensors) -> tuple of tensors``, the form that both exporters trace.
 
     Non-tensor arguments are constants of the file; numbers among the results are left out.
 
     Args:
-        model: the user's model, not changed.
+        model: the user's model, which is not changed.
         bound: its arguments, from :func:`bind`.
-        freeze: parameters of forward, or names of inputs, whose tensors are constants instead.
-        types: that it computes in.
+        freeze: parameters of forward, or names of inputs, whose tensors become constants.
+        types: the types that it computes in.
 
     Attributes:
         tensors: the tensors among the arguments, in order.
-        input_names: a name for each, from the parameter names: ``image``, ``features_0``.
-        output_names: likewise of the results, from dict keys and positions: ``boxes``, ``output_1``; filled by a
-            forward.
-        output_dtypes: of the results, likewise.
-        frozen: what the constants are, by name.
+        input_names: a name for each of them, from the parameter names: ``image``, ``features_0``.
+        output_names: names of the results, from dict keys and positions: ``boxes``, ``output_1``; filled by a forward.
+        output_dtypes: dtypes of the results, likewise.
+        frozen: descriptions of the constants, by name.
 
     Raises:
-        ExportError: if ``freeze`` names what is no input.
+        ExportError: if ``freeze`` names something that is not an input.
     """
 
     def __init__(
@@ -349,7 +348,7 @@ class FlatModel(nn.Module):
 
     @property
     def keys_taken_for_one(self) -> str:
-        """What to say of a dict that became one argument, though its keys may have been meant as parameters."""
+        """A hint for a dict that became one argument, although its keys may have been meant as parameters."""
         given = list(self._bound.arguments.items())
         if len(given) != 1 or not isinstance(given[0][1], dict):
             return ""
@@ -362,27 +361,27 @@ class FlatModel(nn.Module):
 
     @property
     def dtypes(self) -> set[torch.dtype]:
-        """Of the parameters; of a model without any, those of the inputs."""
+        """Dtypes of the parameters, or of the inputs if the model has no parameters."""
         return {p.dtype for p in self.parameters()} or {t.dtype for t in self.tensors}
 
     @property
     def output_names(self) -> list[str]:
-        """By the keys and positions of the result; empty before the first run."""
+        """Names from the keys and positions of the result; empty before the first run."""
         return self._results.names
 
     @property
     def output_keys(self) -> list[tuple[str, ...]]:
-        """Keys and positions that lead to each result in the dict that the model returned; empty of another."""
+        """Keys and positions of each result in the dict that the model returned; empty if it returned no dict."""
         return self._results.keys
 
     @property
     def output_dtypes(self) -> list[torch.dtype]:
-        """Of the last run's tensors."""
+        """Dtypes of the last run's results."""
         return self._results.dtypes
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Puts the tensors in the place of the arguments' own, and returns the tensors of the result."""
-        if torch.compiler.is_dynamo_compiling():  # which takes no modes in
+        """Calls the model with the given tensors in place of the arguments' own; returns the tensors of the result."""
+        if torch.compiler.is_dynamo_compiling():  # dynamo does not trace modes
             if self._types.mode is not None:
                 raise TracingStopped("mixed precision is none of dynamo's")
             return self._forward(tensors)
@@ -437,7 +436,7 @@ class FlatModel(nn.Module):
 
     @contextmanager
     def traced_in(self, *modes: TorchFunctionMode) -> Iterator[None]:
-        """Has forward called in modes that what is around it, in the exporters, does not need, the last one first."""
+        """Makes forward run inside these modes, but not the exporters' code around it; the last mode acts first."""
         self._modes = modes
         try:
             yield
@@ -445,7 +444,7 @@ class FlatModel(nn.Module):
             self._modes = ()
 
     def double(self) -> FlatModel:
-        """In float64, from what the inputs are in ``dtype``."""
+        """Switches to float64; inputs are first rounded to ``dtype``."""
         self._precise = True
         return super().double()
 
@@ -478,8 +477,8 @@ def _values(tensor: Tensor) -> str:
 
 
 def own_failure(model: nn.Module, tensors: Sequence[Tensor]) -> ExportError | None:
-    """The error of a forward that fails without any exporter, with the user's line; or of packed sequences, of which
-    the exporters' own errors say nothing."""
+    """The error of a forward that fails without any exporter, with the user's line; or an error about packed sequences,
+    which the exporters' own errors do not name."""
     packed: list[str] = []
 
     def look(name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -506,7 +505,7 @@ def own_failure(model: nn.Module, tensors: Sequence[Tensor]) -> ExportError | No
 
 
 def called(model: nn.Module, bound: inspect.BoundArguments, what: str) -> Any:
-    """What the model returns of arguments that :func:`bind` bound.
+    """Calls the model with arguments bound by :func:`bind`, and returns its result.
 
     Args:
         what: the arguments in words, for the error: ``"batch 3"``.
@@ -531,7 +530,7 @@ def _failed(own: Exception, on: str, hint: str = "") -> ExportError:
 
 
 def unique(names: Iterable[str], taken: Sequence[str] = ()) -> list[str]:
-    """The names, made valid and told apart: a repeated one (or one in ``taken``) gets a number."""
+    """The names, made valid and unique: a repeated one (or one in ``taken``) gets a number."""
     used = set(taken)
     result = []
     for name in names:

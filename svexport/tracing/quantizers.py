@@ -1,4 +1,4 @@
-"""Fake quantizers: torch's, as ONNX has them, and what they make of rounding errors."""
+"""Fake quantizers: traces torch's in ONNX's form, and bounds how they amplify rounding errors."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ __all__ = [
 ]
 
 MOST = 2.0**-18
-"""Of the largest element: some times what sums in another order differ by in float32."""
+"""Relative to the largest element: a few times the difference of float32 sums in another order."""
 
 REPEATED = 2.0**-20
-"""Of the largest element: what one model may differ by when it computes the same once more."""
+"""Relative to the largest element: how far a model may differ from itself when it computes the same again."""
 
 NUDGES = 16
-"""A value within a rounding error of a border is seen on both of its sides in so many tries."""
+"""The number of random tries that shows a value within a rounding error of a border on both sides of it."""
 
 FULL_RANGES = (-128, 127), (0, 255)
-"""Of the types that QuantizeLinear has at every opset, in the order in which TensorRT likes them."""
+"""Ranges of the types that QuantizeLinear supports at every opset, in TensorRT's order of preference."""
 
 
 def full_range(low: int, high: int) -> tuple[int, int] | None:
-    """Of the type that holds ``low`` to ``high``, or None: what is clamped to them first is never beyond them then."""
+    """The full range of the type that holds ``low`` to ``high``, or None; a clamp before keeps the narrower range."""
     return next(((least, most) for least, most in FULL_RANGES if least <= low < high <= most), None)
 
 
 class FullRanges(TorchFunctionMode):
-    """Has fake quantizers of -127 to 127, say, traced as a clamp before one of all numbers of the type."""
+    """Traces a fake quantizer with a subrange, such as -127 to 127, as a clamp and a quantizer with the full range."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -83,11 +83,11 @@ def _along(values: Tensor, axis: int, dim: int) -> Tensor:
 
 @contextmanager
 def shapes_known() -> Iterator[None]:
-    """Has fake quantizers traced at dynamic sizes, for which torch has no kernels of shapes."""
+    """Lets fake quantizers be traced with dynamic sizes, for which torch has no meta kernels."""
     library = torch.library.Library("aten", "IMPL")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that kernels are replaced, should torch have them one day
+            warnings.simplefilter("ignore")  # about replaced kernels, if a later torch has them
             for name in _WITHOUT_SHAPES:
                 library.impl(name, _shapes, "Meta")
         yield
@@ -108,12 +108,12 @@ def _shapes(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
 
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
-    """Has the fake quantizers of ``torch.ao`` quantize with the scales they have, or not at all where they are off.
+    """Makes the fake quantizers of ``torch.ao`` use their current scales, or nothing if they are disabled.
 
-    They read in every forward, out of tensors, whether they do, which no file can.
+    In every forward they read from tensors whether they are enabled, which a file cannot do.
 
     Raises:
-        ExportError: if any observes.
+        ExportError: if any of them still observes.
     """
     base = getattr(sys.modules.get("torch.ao.quantization"), "FakeQuantizeBase", ())
     quantizers = {
@@ -150,10 +150,10 @@ def _quantize(module: Any) -> Callable[[Tensor], Tensor]:
 
 
 class Copies:
-    """A model to compute with once more: itself where forward leaves it as it is, or a fresh copy each time."""
+    """A model to run again: the model itself if forward does not change it, otherwise a fresh copy each time."""
 
     def __init__(self, model: nn.Module, *, changes: bool = True, random: bool = True) -> None:
-        """``changes`` and ``random`` say whether forward may change the model, and draw random numbers."""
+        """``changes`` says whether forward may change the model, ``random`` whether it may draw random numbers."""
         self._model, self._changes = model, changes
         self._double: nn.Module | None = None
         self.repeats = not changes and not random
@@ -176,14 +176,14 @@ def allow_steps(
     pairs: Sequence[tuple[str, Tensor, Tensor]],
     notes: list[str],
 ) -> bool:
-    """Of ``found``, allows and notes what a model may make of rounding errors that rounds to steps; else it is False.
+    """Accepts, in ``found``, the steps that quantizers make of rounding errors, and notes them; False if others remain.
 
-    A value on the border of two steps becomes a whole step in every runtime that adds up in another order. Elements
-    may differ that torch's own do, once :class:`_Nudged` some times, by no more than twice as much.
+    A value on the border of two steps may change by a whole step in a runtime that adds up in another order. Elements
+    may differ if torch's own do in a few :class:`_Nudged` runs, by at most twice as much.
 
     Args:
         found: how each of ``pairs`` (name, expected, actual) agrees.
-        inputs: what the model computed the expected tensors of.
+        inputs: the inputs that the model computed the expected tensors from.
     """
     copies = model if isinstance(model, Copies) else Copies(model)
     failed = [index for index, p in enumerate(found) if not p.ok]
@@ -225,15 +225,15 @@ def allow_steps(
 
 
 def repeats(copies: Copies, inputs: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
-    """Whether a copy computes the same once more, as far as that is not known: how far a random or stateful model is
-    from itself excuses nothing."""
+    """Whether a copy computes the same again, unless that is known already. The difference of a random or stateful
+    model from itself is no excuse for an engine."""
     return copies.repeats or computes_again(copies, inputs, expected)
 
 
 def computes_again(copies: Copies, inputs: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
-    """Whether a copy computes the same once more: a model that stays as it is may keep what it remembers elsewhere.
+    """Whether a copy computes the same again. A model that does not change may still keep state elsewhere.
 
-    Sums may be added up in another order, as some kernels do where memory begins at another address.
+    Sums may be added up in another order, because some kernels depend on the alignment of memory.
     """
     again = copies.single()(*(t.clone() for t in inputs))
     return all(
@@ -244,7 +244,7 @@ def computes_again(copies: Copies, inputs: Sequence[Tensor], expected: Sequence[
 
 
 def _apart(expected: Tensor, actual: Tensor) -> Tensor:
-    """Element by element, as float64 on the CPU; infinite where the two are no tensors of one kind."""
+    """The absolute difference of each element, as float64 on the CPU; infinite if the two tensors do not match."""
     e, a = expected.detach().cpu().double(), actual.detach().cpu().double()
     if expected.shape != actual.shape or expected.dtype != actual.dtype:
         return torch.full_like(e, math.inf)
@@ -260,10 +260,10 @@ def _root_mean_square(values: Tensor) -> float:
 
 
 def _rounding(copies: Copies, inputs: Sequence[Tensor]) -> list[float]:
-    """By how much what is given to each quantizer, and each ``torch.round``, may be off; nothing of a model without.
+    """The rounding error of the input of each quantizer and ``torch.round``; empty for a model without them.
 
-    Some times what float32 typically is from float64 there, but for elements that are steps of those before apart, or
-    the most that sums in another order make of it where that cannot be told.
+    It is a multiple of the typical difference of float32 from float64 there, without elements that differ by steps of
+    earlier quantizers. If that cannot be measured, it is the most that sums in another order differ by.
     """
     with _Given() as given:
         copies.single()(*(t.clone() for t in inputs))
@@ -293,7 +293,7 @@ def largest(x: Tensor) -> float:
 
 
 class _AtRounding(TorchFunctionMode):
-    """Sees what quantizers and ``torch.round`` are given."""
+    """Intercepts the inputs of quantizers and ``torch.round``."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -313,10 +313,10 @@ class _AtRounding(TorchFunctionMode):
 
 
 class _Given(_AtRounding):
-    """Keeps it.
+    """Records the inputs.
 
     Attributes:
-        values: of each call.
+        values: the input of each call.
     """
 
     def __init__(self) -> None:
@@ -329,9 +329,9 @@ class _Given(_AtRounding):
 
 
 class _Nudged(_AtRounding):
-    """Changes it at random, by up to as much as is given for each call.
+    """Changes the inputs at random, by at most the amount given for each call.
 
-    Quantizers, which divide by their scale or multiply with its reciprocal, by a rounding error of each element more.
+    Inputs of quantizers, which divide by the scale or multiply by its reciprocal, change by one more rounding error.
     """
 
     def __init__(self, seed: int, rounding: Sequence[float]) -> None:

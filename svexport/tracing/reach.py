@@ -1,4 +1,4 @@
-"""What a model holds, and what the functions that it calls keep beside it: by name, to compare, set and put back."""
+"""Finds by name the values that a model and its functions hold, to compare, set and restore them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from svexport.tracing.source import calls_of_users, is_library, is_standard
 __all__ = ["Place", "Reached", "Root", "bytes_of", "roots_of_users", "same"]
 
 MOST_FAR = 20_000
-"""Values that are looked at further from a module than in a container of its own: what holds more is data."""
+"""Maximum number of values visited that are neither in a module nor in a container of its own: more of them is data."""
 
 MOST_OF_ONE = 10_000
-"""Of one container; of a larger one its length is known."""
+"""Maximum number of values visited in one container; of a larger one only the length is compared."""
 
 MOST_COPIED = 2**26
-"""Bytes of tensors and arrays that are so far from a module, as example inputs are."""
+"""Maximum bytes of copied tensors and arrays that are far from a module, such as example inputs."""
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, np.generic)
 _FUNCTIONS = (types.MethodType, types.FunctionType, types.GeneratorType, functools.partial)
@@ -37,11 +37,11 @@ _OF_MODULES = ("_buffers", "_parameters", "_modules")
 
 
 class Place(NamedTuple):
-    """A value, and where it is.
+    """A value and its place.
 
     Attributes:
-        value: of a tensor or an array a copy.
-        holder: dict, list, object, class or cell that has it, by ``key``; of a tensor or an array itself.
+        value: the value; for a tensor or an array a copy.
+        holder: dict, list, object, class or cell that holds it under ``key``; for a tensor or an array, that itself.
     """
 
     value: Any
@@ -49,7 +49,7 @@ class Place(NamedTuple):
     key: Any
 
     def put(self, value: Any) -> None:
-        """Sets another value there."""
+        """Sets another value at this place."""
         if isinstance(self.holder, Tensor):
             with torch.no_grad():
                 self.holder.copy_(value)
@@ -61,14 +61,14 @@ class Place(NamedTuple):
             setattr(self.holder, self.key, value)
 
     def holds(self) -> bool:
-        """Whether an array has these numbers; of what is no container, whether it has the very value."""
+        """Whether an array still has these numbers, or any other holder still holds this very object."""
         if isinstance(self.holder, np.ndarray):
             return same(self.value, self.holder)
         return self.holder is None or getattr(self.holder, self.key, self) is self.value
 
 
 class Root(NamedTuple):
-    """Where to begin."""
+    """A starting point of the search."""
 
     name: str
     holder: Any
@@ -85,19 +85,19 @@ class Content(NamedTuple):
 
 
 class Reached:
-    """All that is reached from roots: through modules, containers, objects of the user's classes and what these classes
-    hold, functions with their closures and defaults, and generators.
+    """All values reached from roots: through modules, containers, objects of user classes and attributes of these
+    classes, functions with their closures and defaults, and generators.
 
-    Scripted modules and lazy ones are left out, and of what is far from a module what is more than the limits above.
+    Scripted and lazy modules are left out, and so are values far from a module beyond the limits above.
 
     Args:
-        roots: where to begin.
-        copied: which tensors. What is written into others is not seen, nor put back.
-        functions: whether to look into functions and generators.
+        roots: the starting points.
+        copied: selects the tensors to copy. Writes into other tensors are neither detected nor restored.
+        functions: whether to search functions and generators.
 
     Attributes:
-        places: values by name, as ``head.memory`` or ``head.counts['n']``.
-        contents: what the containers hold.
+        places: values by name, such as ``head.memory`` or ``head.counts['n']``.
+        contents: the contents of the containers.
     """
 
     def __init__(self, roots: Sequence[Root], copied: Callable[[Tensor], bool], functions: bool = True) -> None:
@@ -108,7 +108,7 @@ class Reached:
         self._copies: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # by id: itself, a copy, and its storage
         self._near: set[int] = set()  # dicts of modules, and containers that are their attributes
         seen: dict[int, Any] = {}
-        waiting, values, size = [*reversed(roots)], MOST_FAR, MOST_COPIED  # those that are left for what is far
+        waiting, values, size = [*reversed(roots)], MOST_FAR, MOST_COPIED  # budgets that remain for far values
         while waiting:
             name, holder, key, value = waiting.pop()
             near = id(holder) in self._near or isinstance(value, nn.Module)
@@ -134,18 +134,18 @@ class Reached:
         self.places[name if count == 1 else f"{name} ({count})"] = place
 
     def again(self) -> Reached:
-        """What is reached from the same roots now."""
+        """The values reached from the same roots now."""
         return self._anew(self._copied)
 
     def changed(self) -> list[str]:
-        """Names of what is not as it was."""
+        """Names of values that have changed."""
         return self.differing(self._anew(lambda _: False))
 
     def _anew(self, copied: Callable[[Tensor], bool]) -> Reached:
         return Reached([_now(root) for root in self._roots], copied, self._functions)
 
     def differing(self, now: Reached) -> list[str]:
-        """Names of what is another one, or is only here or there."""
+        """Names of values that differ, or exist on one side only."""
         names = dict.fromkeys([*self.places, *now.places])
         return [
             name
@@ -155,7 +155,7 @@ class Reached:
         ]
 
     def restore(self) -> None:
-        """Puts back what changed; nothing else is touched, for another thread may run the model."""
+        """Restores what changed and touches nothing else, because another thread may run the model."""
         for _, holder, key, value in self._roots:
             if isinstance(holder, dict) and holder.get(key) is not value:
                 holder[key] = value
@@ -183,7 +183,7 @@ class Reached:
         return self._copies[id(tensor)][1]
 
     def _parts(self, name: str, value: Any) -> list[Root] | None:
-        """What a value consists of; None if of nothing that is looked into."""
+        """The parts of a value; None if the search does not go into it."""
         if isinstance(value, (torch.jit.ScriptModule, LazyModuleMixin)):
             return []
         if isinstance(value, (dict, list, deque, set)):
@@ -261,7 +261,7 @@ def _parts_of_function(name: str, function: types.FunctionType) -> list[Root]:
 
 
 def _parts_of_class(name: str, cls: type) -> list[Root]:
-    """What a class of the user's holds, but for functions and what is Python's."""
+    """The attributes of a user class, except functions and Python's own."""
     if not _is_of_users(cls):
         return []
     return [
@@ -280,7 +280,7 @@ def _slots(cls: type) -> list[str]:
 
 @functools.lru_cache(maxsize=4096)
 def _is_of_users(cls: type) -> bool:
-    """Whether a class is neither torch's, NumPy's, svexport's nor Python's, but for plain namespaces."""
+    """Whether a class is not torch's, NumPy's, svexport's or Python's; plain namespaces count as the user's."""
     if issubclass(cls, types.SimpleNamespace):
         return True
     root = cls.__module__.partition(".")[0]
@@ -291,7 +291,7 @@ def _is_of_users(cls: type) -> bool:
 
 
 class _Drawing(NamedTuple):
-    """What a source of random numbers would draw next."""
+    """The state of a source of random numbers, which decides what it draws next."""
 
     state: Any
     set: Callable[[Any], Any]
@@ -301,7 +301,7 @@ class _Drawing(NamedTuple):
 
 
 def _position(value: Any, holder: Any, key: Any) -> tuple[Any, Any, Any]:
-    """The value of a place that is looked at as a whole."""
+    """The value, holder and key of a place that is compared as a whole."""
     if isinstance(value, (set, frozenset)):
         return frozenset(value), None, None
     if isinstance(value, random.Random):
@@ -331,7 +331,7 @@ def _items(container: Any) -> list[Any]:
 
 
 def bytes_of(array: Tensor | np.ndarray) -> int:
-    """Of its numbers; of a sparse tensor, which does not say, as many as it would have dense."""
+    """Bytes of the elements; for a sparse tensor those of a dense tensor of its shape."""
     return array.nbytes if isinstance(array, np.ndarray) else array.numel() * array.element_size()
 
 
@@ -351,7 +351,7 @@ def _refill(container: Any, content: Any) -> None:
 
 
 def _kind(container: Any) -> type:
-    """Python's own class that a container is of: the user's may take other arguments, or refuse to be changed so."""
+    """Python's own class of a container: methods of a user's subclass may take other arguments, or refuse changes."""
     return next(kind for kind in (OrderedDict, dict, list, deque, set) if isinstance(container, kind))
 
 
@@ -382,8 +382,8 @@ def same(before: Any, after: Any) -> bool:
 
 @contextmanager
 def roots_of_users() -> Iterator[list[Root]]:
-    """Gathers what functions of the user's that are called in here have beside their tensors: arguments, with those
-    that are there by default, variables around them, and globals that they name."""
+    """Collects what user functions called inside the context hold besides their tensors: arguments and their defaults,
+    closure variables, and the globals that they name."""
     roots: list[Root] = []
 
     def look(frame: types.FrameType) -> None:

@@ -1,4 +1,4 @@
-"""Remembering the arguments of a model's last forward, so that an export needs none."""
+"""Records the arguments of a model's last forward, so that an export needs none."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _last: weakref.WeakKeyDictionary[nn.Module, tuple[tuple[Any, ...], dict[str, Any
 
 
 class Recorder:
-    """What :func:`record` returns: keeps recording until :meth:`remove`, or until the end of its ``with`` block."""
+    """The result of :func:`record`. It records until :meth:`remove`, or until the end of its ``with`` block."""
 
     def __init__(self, model: nn.Module) -> None:
         self._handle = model.register_forward_pre_hook(remember, with_kwargs=True)
 
     def remove(self) -> None:
-        """Stops recording; what was recorded stays available to :func:`svexport.export`."""
+        """Stops recording; recorded arguments stay available to :func:`svexport.export`."""
         self._handle.remove()
 
     def __enter__(self) -> Recorder:
@@ -30,7 +30,7 @@ class Recorder:
 
 
 def record(model: nn.Module) -> Recorder:
-    """Remembers the arguments of each forward of ``model`` for a later ``svexport.export(model)``.
+    """Records the arguments of each forward of ``model`` for a later ``svexport.export(model)``.
 
     >>> with svexport.record(model):
     ...     model(images)

@@ -1,4 +1,4 @@
-"""Dynamic sizes that hang together: ``2 * Dim("k") + 1`` is 7 where ``k`` is 3."""
+"""Dynamic sizes that depend on one another: ``2 * Dim("k") + 1`` is 7 if ``k`` is 3."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Size:
     """A dynamic size, ``factor * root + offset``.
 
     Attributes:
-        symbol: an identifier, as the exporters want it.
-        root: of the size that this one is computed from; ``symbol`` itself of one that stands alone.
+        symbol: an identifier, as the exporters require.
+        root: symbol of the size that this one is computed from; ``symbol`` itself for an independent size.
         factor: see above.
         offset: see above.
         low: smallest value of the root.
@@ -36,7 +36,7 @@ class Size:
 
     @classmethod
     def of(cls, given: Any, default: str) -> Size:
-        """From a name, or a ``torch.export.Dim``, which may be computed from another."""
+        """Makes a size from a name, or from a ``torch.export.Dim``, which may be derived from another."""
         symbol = _identifier(given if isinstance(given, str) else getattr(given, "__name__", "")) or default
         root = getattr(given, "root", given)
         if isinstance(given, str) or not hasattr(root, "__name__"):
@@ -46,16 +46,16 @@ class Size:
 
     @property
     def formula(self) -> str:
-        """How a file spells it: ``32*k``."""
+        """The size as written in a file: ``32*k``."""
         factor = f"{self.factor}*{self.root}" if self.factor != 1 else self.root
         return self.symbol if self.root == self.symbol else f"{factor}{self.offset:+}" if self.offset else factor
 
     def size(self, root: int) -> int:
-        """What it is where the root is that large."""
+        """The size for a value of the root."""
         return self.factor * root + self.offset
 
     def root_for(self, size: int) -> int:
-        """The smallest root of sizes from this one on."""
+        """The smallest root that gives at least this size."""
         return -((self.offset - size) // self.factor)
 
     def other(self, size: int, larger: Callable[[int], int]) -> int:
@@ -70,7 +70,7 @@ def _identifier(name: str) -> str:
 
 
 def tiled(tensor: Tensor, shape: Sequence[int]) -> Tensor:
-    """The tensor repeated, or cut, to sizes; zeros where there is nothing to repeat."""
+    """The tensor repeated or cut to the given shape; zeros if it is empty."""
     tensor = tensor.detach()
     for axis, size in enumerate(shape):
         if size and not tensor.shape[axis]:

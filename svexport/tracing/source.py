@@ -1,4 +1,4 @@
-"""Where in the user's source a traced operator came from."""
+"""Finds the line of the user's source that a traced operator came from."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _PACKAGE = Path(__file__).parent.parent
 _LIBRARIES = (str(Path(torch.__file__).parent) + os.sep, str(_PACKAGE) + os.sep)
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
 _MODES = {str(_PACKAGE / "exporter" / f"{name}.py") for name in ("coordinates", "precision", "typed")}
-_EXAMPLES = str(_PACKAGE / "examples") + os.sep  # where an installed svexport has them; user code all the same
+_EXAMPLES = str(_PACKAGE / "examples") + os.sep  # examples of an installed svexport count as user code
 
 
 def is_library(path: str) -> bool:
-    """Whether a source file belongs to torch or svexport, or is no file."""
+    """Whether a source file belongs to torch or svexport, or is not a file."""
     return path.startswith(("<", *_LIBRARIES)) and not path.startswith(_EXAMPLES)
 
 
@@ -54,7 +54,7 @@ def is_own(path: str) -> bool:
 
 
 def caller(frame: FrameType) -> FrameType:
-    """A frame that calls a function of torch: not those of the mode which computes it in another type."""
+    """The frame that calls a torch function, skipping frames of modes that compute it in another type."""
     while frame.f_code.co_filename in _MODES and frame.f_back is not None:
         frame = frame.f_back
     return frame
@@ -63,7 +63,7 @@ def caller(frame: FrameType) -> FrameType:
 def user_frame(trace: str) -> str:
     """The innermost frame of a stack trace outside torch and svexport: ``model.py:12 in forward: z = einsum(...)``.
 
-    Empty where the trace names none. Paths are as :func:`shown_path` has them.
+    Empty if the trace names none. Paths are written as by :func:`shown_path`.
     """
     frames = []
     innermost_first = True
@@ -81,13 +81,13 @@ def user_frame(trace: str) -> str:
 
 
 def shown_line(path: str, number: int, function: str | None) -> str:
-    """A line of source as errors name it: ``model.py:12 in forward: z = einsum(...)``."""
+    """A source line as written in errors: ``model.py:12 in forward: z = einsum(...)``."""
     code = linecache.getline(path, number).strip()
     return f"{shown_path(path)}:{number}" + (f" in {function}" if function else "") + (f": {code}" if code else "")
 
 
 def user_line(frame: FrameType | None, outside: CodeType) -> tuple[str, int, str] | None:
-    """What :func:`shown_line` takes, of the innermost of the running frames that is the user's, up to ``outside``."""
+    """Arguments of :func:`shown_line` for the innermost user frame that is running, up to the frame of ``outside``."""
     while frame is not None and frame.f_code is not outside:
         code = frame.f_code
         if not is_library(code.co_filename):
@@ -98,7 +98,7 @@ def user_line(frame: FrameType | None, outside: CodeType) -> tuple[str, int, str
 
 @contextmanager
 def calls_of_users(look: Callable[[FrameType], None]) -> Iterator[None]:
-    """Shows each function of the user's that is called in here, the first time, as it begins."""
+    """Calls ``look`` with the frame of each user function, when it is first called inside the context."""
     seen: set[CodeType] = set()
 
     def profile(frame: FrameType, event: str, _: Any) -> None:
@@ -119,8 +119,8 @@ def calls_of_users(look: Callable[[FrameType], None]) -> Iterator[None]:
 
 @contextmanager
 def numbers_of_users() -> Iterator[set[float]]:
-    """Gathers the numbers in functions of the user's that are called in here, and in what modules they belong to keep:
-    what values and sizes may be compared with, or divided by."""
+    """Collects the numbers in user functions called inside the context, and in attributes of their modules. Values and
+    sizes may be compared with these numbers, or divided by them."""
     numbers: set[float] = set()
 
     def look(frame: FrameType) -> None:
@@ -142,15 +142,15 @@ def numbers_of_users() -> Iterator[set[float]]:
 
 
 def around(numbers: Iterable[float]) -> list[float]:
-    """Numbers, what is a little less and more than each, and between two."""
+    """The numbers, values slightly below and above each, and values between neighbours."""
     found = sorted(set(numbers))
     between = [(a + b) / 2 for a, b in itertools.pairwise(found)]
     return sorted({*(n + by for n in found for by in (-1, -0.25, 0, 0.25, 1)), *between}, key=abs)
 
 
 def raising_line(error: BaseException) -> tuple[str, int, str] | None:
-    """The line that raised an error by a statement, as an assertion does, or called ``torch._assert``; None of what
-    Python or torch could not do."""
+    """The line that raised an error by a statement, such as an assertion, or called ``torch._assert``; None for errors
+    that Python or torch raised themselves."""
     trace = error.__traceback__
     frames = []
     while trace is not None:
@@ -163,18 +163,18 @@ def raising_line(error: BaseException) -> tuple[str, int, str] | None:
 
 
 def near(line: tuple[str, int, str], raising: tuple[str, int, str]) -> bool:
-    """Whether a line that raises belongs to one that looks at a value; its message may look at more."""
+    """Whether a raising line belongs to the line that reads a value; the error's message may read more values."""
     return (line[0], line[2]) == (raising[0], raising[2]) and 0 <= raising[1] - line[1] <= 3
 
 
 MOST_HELD = 64
-"""Of containers and texts that have more, numbers are not looked for."""
+"""Containers and texts with more elements are not searched for numbers."""
 
 _WHOLE = re.compile(r"\b[1-9][0-9]{0,6}\b")
 
 
 def definition(kind: type) -> str:
-    """Where a class is defined: ``model.py:12``, or its module where that has no source."""
+    """The place where a class is defined: ``model.py:12``, or its module if there is no source."""
     try:
         path, number = _start(kind)
     except (OSError, TypeError):
@@ -188,10 +188,10 @@ def _start(kind: type) -> tuple[str, int]:
 
 
 def shown_path(path: str) -> str:
-    """A source file as reports and files name it, wherever it is installed.
+    """The path of a source file as written in reports and files, independent of where it is installed.
 
-    Relative to the working directory where it is below, and else, or where it is an installed package's, to the folder
-    its package is in: ``torchvision/models/resnet.py``.
+    It is relative to the working directory if the file is below it. Otherwise, and for installed packages, it is
+    relative to the folder that contains the package: ``torchvision/models/resnet.py``.
     """
     installed = path.replace(os.sep, "/").rpartition("-packages/")[2]
     if installed != path.replace(os.sep, "/"):

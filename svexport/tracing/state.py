@@ -1,4 +1,4 @@
-"""What a forward does to its model, and undoing it: counters, memories of the last frame, cached grids."""
+"""Undoes what a forward changes in its model: counters, memories of the last frame, cached grids."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ MAX_PARAMETER_BYTES = 2**30
 
 
 class State:
-    """What a model holds (:class:`~svexport.tracing.reach.Reached`) as it was, and what is global: the state of random
-    numbers and the default type.
+    """A snapshot of a model's values (:class:`~svexport.tracing.reach.Reached`) and of global state: random number
+    generators and the default dtype.
 
-    Parameters of more than a gibibyte in all are left out, which hardly a forward changes, and what functions keep, as
-    a hook that gathers in a list of its author's.
+    Parameters of more than a gibibyte in total are left out, because a forward hardly ever changes them. State kept by
+    functions is left out too, such as a hook's list of results.
 
     Attributes:
         root: the model.
@@ -38,19 +38,19 @@ class State:
         self._dtype = torch.get_default_dtype()
 
     def restore(self) -> None:
-        """Puts back what changed; nothing else is touched, for another thread may run the model."""
+        """Restores what changed and touches nothing else, because another thread may run the model."""
         self._reached.restore()
         set_random_state(self._random)
         if torch.get_default_dtype() != self._dtype:
             torch.set_default_dtype(self._dtype)
 
     def changed(self) -> list[str]:
-        """Names of what is not as it was: ``head.memory``."""
+        """Names of changed values: ``head.memory``."""
         return self._reached.changed()
 
 
 def random_state() -> dict[str, Any]:
-    """Of torch on a CPU and on the GPUs that are in use, of Python, and of NumPy."""
+    """Random states of torch on the CPU and the GPUs in use, of Python, and of NumPy."""
     state = {"torch": torch.get_rng_state(), "python": random.getstate(), "numpy": np.random.get_state()}
     if torch.cuda.is_initialized():
         state["cuda"] = torch.cuda.get_rng_state_all()
@@ -58,7 +58,7 @@ def random_state() -> dict[str, Any]:
 
 
 def same_random_state(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two states of random numbers would draw the same."""
+    """Whether two random states would draw the same numbers."""
     numbers, others = (state["numpy"] for state in (one, other))
     same = torch.equal(one["torch"], other["torch"]) and one["python"] == other["python"]
     same &= all(np.array_equal(a, b) for a, b in zip(numbers, others, strict=True))
@@ -66,7 +66,7 @@ def same_random_state(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Of those that are in it."""
+    """Sets the random states that ``state`` contains."""
     torch.set_rng_state(state["torch"])
     if "python" in state:
         random.setstate(state["python"])
@@ -77,8 +77,8 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 @contextmanager
 def derivative_levels() -> Iterator[None]:
-    """Leaves those levels of ``torch.func`` that a failed capture was in, which dynamo does not: in one of forward
-    derivatives every later one would fail."""
+    """Leaves the ``torch.func`` levels that a failed capture entered, which dynamo does not do. In a remaining
+    forward-mode level every later capture would fail."""
     functorch: Any = torch._C._functorch
     depth = functorch.get_dynamic_layer_stack_depth()
     try:
@@ -86,13 +86,13 @@ def derivative_levels() -> Iterator[None]:
     finally:
         if functorch.get_dynamic_layer_stack_depth() > depth:
             functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
-            with suppress(RuntimeError):  # it may have been in none of forward derivatives, of which there is only one
+            with suppress(RuntimeError):  # there may be no forward-mode level; there is at most one
                 torch._C._exit_dual_level(level=0)
 
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[State]:
-    """Undoes what forwards in here do to the model's attributes, buffers and parameters; gives the state before."""
+    """Undoes changes of the model's attributes, buffers and parameters by forwards inside; yields the state before."""
     state = State(model)
     try:
         yield state

@@ -1,4 +1,4 @@
-"""Attributes of torch and its exporters that are others for a while."""
+"""Temporarily replaces attributes of torch and its exporters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["applied_by", "swapped", "untraced"]
 
 @contextmanager
 def swapped(owner: Any, **attributes: Any) -> Iterator[None]:
-    """Gives a module or a class other attributes while it is entered; those it does not have are taken off again."""
+    """Replaces attributes of a module or class inside the context; on exit, those that it did not have are removed."""
     own = {name: vars(owner)[name] for name in attributes if name in vars(owner)}
     for name, value in attributes.items():
         setattr(owner, name, value)
@@ -29,7 +29,7 @@ def swapped(owner: Any, **attributes: Any) -> Iterator[None]:
 
 @contextmanager
 def applied_by(apply: Callable[..., Any]) -> Iterator[None]:
-    """Has ``apply(own, cls, *args, **kwargs)`` called for every ``autograd.Function``; ``own`` is torch's."""
+    """Calls ``apply(own, cls, *args, **kwargs)`` for every ``autograd.Function``; ``own`` is torch's ``apply``."""
     function = torch.autograd.Function
     before = function.__dict__["apply"]
 
@@ -42,9 +42,9 @@ def applied_by(apply: Callable[..., Any]) -> Iterator[None]:
 
 @contextmanager
 def untraced() -> Iterator[None]:
-    """Sizes are numbers in here, on which Python code may branch; the tracer makes tensors of them."""
+    """Inside the context sizes are numbers, on which Python code may branch; the tracer would make them tensors."""
     state = torch._C._get_tracing_state()
-    if state is None:  # torch.export has it so, and lets nobody set it
+    if state is None:  # torch.export does so already, and does not allow setting it
         yield
         return
     torch._C._set_tracing_state(None)  # type: ignore[attr-defined]

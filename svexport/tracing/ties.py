@@ -1,4 +1,4 @@
-"""Equal values in an order: torch may return them in any, ONNX by their places."""
+"""Gives equal values a defined order: torch may return them in any order, ONNX returns them by position."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["StableOrder"]
 
 
 class StableOrder(TorchFunctionMode):
-    """Has ``topk``, ``sort`` and ``argsort`` return equal values by their places, as ONNX's TopK does.
+    """Makes ``topk``, ``sort`` and ``argsort`` return equal values by position, as ONNX's TopK does.
 
     Attributes:
-        where: each call that returns others than torch's own: ``topk at model.py:12 in forward: ...``.
+        where: each call whose result differs from torch's own: ``topk at model.py:12 in forward: ...``.
     """
 
     def __init__(self) -> None:

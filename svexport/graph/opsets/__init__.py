@@ -1,4 +1,4 @@
-"""The down-converter: a model of a newer opset as one of an older opset that computes exactly the same."""
+"""The down-converter: converts a model to an older opset, with exactly the same results."""
 
 from __future__ import annotations
 
@@ -53,21 +53,21 @@ for _family in FAMILIES:
 
 
 def convert(model: onnx.ModelProto | str | Path, opset: int = 11, path: str | Path | None = None) -> onnx.ModelProto:
-    """Writes a model of any opset at a lower one, so that it computes exactly the same.
+    """Converts a model to a lower opset; the result computes exactly the same.
 
     Args:
         model: an ONNX model or the path of one; it is not changed.
-        opset: of the default domain, 9 or later. Nodes of other domains stay; local functions are converted, and the
-            bodies of svexport nodes written anew.
+        opset: opset of the default domain, 9 or later. Nodes of other domains are kept, local functions are converted,
+            and the bodies of svexport nodes are written again.
         path: where to write the result, if anywhere.
 
     Returns:
         A new model.
 
     Raises:
-        UnsupportedError: if the opset is higher than the model's, or if nodes have no exact form at it: the message
-            names them, says why, and what the lowest opset is that has one.
-        SvexportError: if there is no such file, or the model is not valid.
+        UnsupportedError: if the opset is higher than the model's, or if nodes have no exact form in it: the message
+            names them, and gives the reason and the lowest opset with an exact form.
+        SvexportError: if the file does not exist, or the model is not valid.
     """
     if path is not None:
         check_place(Path(path))

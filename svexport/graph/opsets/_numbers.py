@@ -1,4 +1,4 @@
-"""Arithmetic that is done at once where its numbers are known, and by nodes where they are not."""
+"""Arithmetic that is done during conversion if its numbers are known, and by nodes otherwise."""
 
 from __future__ import annotations
 

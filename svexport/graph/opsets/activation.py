@@ -1,4 +1,4 @@
-"""Activations: softmax over one axis, and the functions that came as ops of their own."""
+"""Activations: softmax over one axis, and functions that became ops of their own in later opsets."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _BOOL, _INT64 = TensorProto.BOOL, TensorProto.INT64
 
 @down("Attention", 24)
 def attention_24(b: Builder, node: Node) -> Value | tuple[Value | None, ...] | None:
-    """How many keys of each batch count is new: a mask says the same."""
+    """The number of valid keys per batch is new; a mask expresses the same."""
     if node.given(6) is None:
         return None
     q, k, mask = node.tensor(), node.tensor(1), None if node.given(3) is None else _computed(b, node, 3)
@@ -126,7 +126,7 @@ def _joined(b: Builder, past: Value, x: Value) -> Value:
 
 
 def _factor(b: Builder, node: Node, q: Value) -> Value:
-    """Of queries and of keys: the square root of the scale."""
+    """The factor for queries and for keys: the square root of the scale."""
     scale, size = node.attribute("scale"), b.dim(q, 3)
     if scale is not None:
         return b.like(math.sqrt(scale), q)
@@ -137,7 +137,7 @@ def _factor(b: Builder, node: Node, q: Value) -> Value:
 
 
 def _bias(b: Builder, node: Node, q: Value, k: Value, past: Dim) -> tuple[list[Value], Value | None]:
-    """What masks add to the scores, and which rows they leave nothing to: none can be, where that is None."""
+    """The bias that masks add to the scores, and the rows that are fully masked; None if there can be none."""
     zero, lowest = b.like(0, q), b.like(-math.inf, q)
     parts: list[Value] = []
     if node.given(3) is not None:
@@ -164,7 +164,7 @@ _LOWEST: dict[int | None, float] = {
     TensorProto.FLOAT16: -65504.0,
     TensorProto.DOUBLE: float(np.finfo(np.float64).min),
 }
-"""What is less is minus infinity."""
+"""The lowest finite number of each type; a score below it is minus infinity."""
 
 
 # ------------------------------------------------------------------ rotary embeddings

@@ -1,4 +1,4 @@
-"""Axes: from the front where an opset takes no negative ones, as attributes where it takes no inputs."""
+"""Axes: counted from the front if an opset takes no negative ones, attributes if it takes no inputs."""
 
 from __future__ import annotations
 

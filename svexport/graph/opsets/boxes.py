@@ -1,4 +1,4 @@
-"""Regions of images, and which boxes remain."""
+"""Regions of interest, and non-maximum suppression."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Constants, and what makes numbers of sizes: Constant, ConstantOfShape, Range, EyeLike."""
+"""Constants, and ops that make tensors from sizes: Constant, ConstantOfShape, Range, EyeLike."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _sparse(b: Builder, node: Node) -> None:
 
 
 MOST_NUMBERS = 2**22
-"""Of a sparse constant that is written out."""
+"""Maximum elements of a sparse constant that is written as a dense one."""
 
 
 @down("ConstantOfShape", 20)

@@ -35,7 +35,7 @@ def _no_optional_values(b: Builder, node: Node) -> None:
 
 @down("OptionalGetElement OptionalHasElement", 18)
 def _of_optional_values(b: Builder, node: Node) -> Value | None:
-    """What is no optional value is there."""
+    """A value that is not optional is always present."""
     x, asked = node.given(0), node.proto.op_type == "OptionalHasElement"
     if x is None and asked:
         return b.constant(False)

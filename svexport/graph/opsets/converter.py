@@ -1,4 +1,4 @@
-"""The way down: every node by the rules of its op, one version at a time, until the opset is reached."""
+"""The conversion loop: applies each op's rules to every node, one version at a time, down to the target opset."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ __all__ = ["Converter", "Refused", "names_in"]
 
 @dataclass(frozen=True)
 class Refused:
-    """A node that has no exact form.
+    """A node without an exact form.
 
     Attributes:
-        name: of the node.
-        op_type: of the node as the model has it.
-        opset: the lowest at which it can be written.
-        reason: why not below.
+        name: name of the node.
+        op_type: op type of the node in the model.
+        opset: the lowest opset in which it can be written.
+        reason: why it cannot be written below that.
     """
 
     name: str
@@ -44,10 +44,10 @@ class Converter:
 
     Args:
         taken: names of values and nodes that are in use.
-        opset: to convert to.
+        opset: the target opset.
 
     Attributes:
-        refused: nodes without a form, which are left as they are.
+        refused: nodes without an exact form, which are not changed.
     """
 
     def __init__(self, taken: Iterable[str], opset: int) -> None:
@@ -97,7 +97,7 @@ class Converter:
     def _down(
         self, proto: onnx.NodeProto, version: int, known: Known, label: tuple[str, str]
     ) -> list[onnx.NodeProto] | None:
-        """What makes of a node nodes of the opset below its version; None where there is nothing."""
+        """Rewrites a node in ops of the opset below its version; None if there is no rule."""
         rule = RULES.get((proto.op_type, version))
         builder = Builder(version - 1, self._prefix(proto))
         node = Node(proto, version, known)
@@ -129,7 +129,7 @@ class Converter:
         return None
 
     def _prefix(self, node: onnx.NodeProto) -> str:
-        """What the names of new values begin with: nothing else in the model does."""
+        """The prefix of the names of new values, which nothing else in the model has."""
         prefix = f"{node.name or next(iter(node.output), node.op_type)}/"
         while prefix in self._folders:
             prefix = f"{prefix[:-1]}_/"
@@ -169,7 +169,7 @@ class Converter:
 
 
 def _version(node: onnx.NodeProto, opset: int) -> int:
-    """Of the op as a node of an opset means it; 0 where that is not a standard one."""
+    """The version (``since_version``) of the op that a node of this opset uses; 0 for a non-standard op."""
     if node.domain not in STANDARD:
         return 0
     schema = schema_of(node.op_type, opset)
@@ -177,6 +177,6 @@ def _version(node: onnx.NodeProto, opset: int) -> int:
 
 
 def names_in(graph: onnx.GraphProto) -> set[str]:
-    """Of values and nodes, nested graphs included."""
+    """Names of values and nodes, including nested graphs."""
     names = {name for each in graphs(graph) for node in each.node for name in (*node.output, node.name)}
     return names.union(value.name for g in graphs(graph) for value in (*g.input, *g.initializer, *g.value_info))

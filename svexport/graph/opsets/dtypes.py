@@ -1,4 +1,4 @@
-"""Data types that a version of an op does not take: cast to a wider one that it takes, and back, where exact."""
+"""Data types that a version of an op does not take: a cast to a wider type and back, if that is exact."""
 
 from __future__ import annotations
 
@@ -69,19 +69,19 @@ def _dtypes(names: tuple[str, ...]) -> frozenset[int]:
 
 
 def fit(node: onnx.NodeProto, opset: int, known: Known, prefix: str) -> list[onnx.NodeProto] | None:
-    """Makes a node of data types that its op takes at an opset.
+    """Rewrites a node so that it uses only data types that its op supports at an opset.
 
     Args:
-        node: in the meaning of that opset; it may be edited.
-        opset: of the node.
+        node: the node, in the meaning of that opset; it may be edited.
+        opset: opset of the node.
         known: the types of its inputs.
-        prefix: what names of new values begin with.
+        prefix: prefix of names of new values.
 
     Returns:
-        The nodes in its place, None where it stays as it is.
+        The nodes that replace it; None if it is kept.
 
     Raises:
-        Refusal: where no wider type does.
+        Refusal: if no wider type is exact.
     """
     schema = schema_of(node.op_type, opset)
     if schema is None:
@@ -113,10 +113,10 @@ def fit(node: onnx.NodeProto, opset: int, known: Known, prefix: str) -> list[onn
 
 
 def fit_all(model: onnx.ModelProto) -> bool:
-    """Makes the nodes of a model, in place, of data types that their ops take at its opset, where a wider type does.
+    """Rewrites the nodes of a model, in place, to data types that their ops support at its opset, if a wider type does.
 
     Returns:
-        Whether any were of others.
+        Whether any node was rewritten.
     """
     known, opset, found = known_of(model), opset_of(model), False
     for graph in graphs(model.graph):

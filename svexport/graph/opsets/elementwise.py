@@ -33,7 +33,7 @@ def _chosen(b: Builder, compare: str, x: Value, y: Value) -> Value:
 
 @down("Max Min", 12)
 def _max(b: Builder, node: Node) -> Value | None:
-    """Of integers that floating-point numbers do not hold."""
+    """Max of integers that floating-point numbers cannot represent."""
     if node.dtype() not in _LARGE:
         return None
     if node.dtype() == UINT64:
@@ -88,7 +88,7 @@ def _equal_strings(b: Builder, node: Node) -> None:
 
 @down("Equal", 11)
 def _equal(b: Builder, node: Node) -> Value | None:
-    """Of floating-point numbers: neither less nor greater, and neither of them NaN."""
+    """Equal for floating-point numbers: neither less nor greater, and neither is NaN."""
     x, y = node.input(0), node.input(1)
     if node.dtype() not in FLOAT_TYPES:
         if node.dtype() == UINT64:

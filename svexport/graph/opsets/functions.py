@@ -1,4 +1,4 @@
-"""Model-local functions: each is converted with the types that its calls have in common."""
+"""Model-local functions: each is converted with the types that all its calls share."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ Calls = dict[Key, list[list[Value | None]]]
 
 
 def convert_functions(model: onnx.ModelProto, opset: int, known: Known) -> list[Converter]:
-    """Converts the functions of a model whose graph is converted, in place.
+    """Converts the functions of a model whose graph has been converted, in place.
 
     Args:
-        model: its functions call one another without circles.
-        opset: to convert to.
-        known: what is known of the tensors of the graph.
+        model: a model whose functions are not recursive.
+        opset: the target opset.
+        known: known facts about the tensors of the graph.
 
     Returns:
-        What converted each, with the nodes that it refused.
+        The converter of each function, with the nodes that it refused.
     """
     functions = {_key(function): function for function in model.functions}
     calls: Calls = {key: [] for key in functions}
@@ -94,7 +94,7 @@ def _note(graph: onnx.GraphProto, known: Known, calls: Calls) -> None:
 
 
 def _together(values: Iterable[Value | None]) -> Value | None:
-    """What is the same of the types of several values."""
+    """The common part of the types of several values."""
     first, *rest = values
     for other in rest:
         if first is None or other is None or first.dtype != other.dtype:

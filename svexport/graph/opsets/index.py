@@ -118,7 +118,7 @@ def _gather_elements(b: Builder, node: Node) -> Value:
 
 
 def _places(b: Builder, node: Node, axis: int) -> Value:
-    """Where in the data as one line the elements are that GatherElements and ScatterElements index."""
+    """Flat indices of the elements that GatherElements and ScatterElements address."""
     data, rank = node.input(), node.rank(0)
     node.rank(1)
     indices = b.cast(nonnegative_indices(b, node, 1, b.dim(data, axis)), INT64)
@@ -141,7 +141,7 @@ _REDUCE = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 
 
 def _reduction(node: Node) -> str | None:
-    """How updates meet what is there, by torch's name, where the version below cannot say it; else the node stays."""
+    """The reduction of updates, by torch's name, if the version below does not have it; else the node stays."""
     reduction = node.attribute("reduction")
     if node.version == 18 and reduction not in ("max", "min"):
         return None
@@ -244,7 +244,7 @@ def _columns_to_image(b: Builder, node: Node) -> Value:
 
 @down("ReverseSequence", 10)
 def _reverse_sequence(b: Builder, node: Node) -> Value:
-    """By the place of every step in the sequences as one line of steps."""
+    """ReverseSequence: gathers every step by its position in the flattened sequences."""
     rank, x = node.rank(), node.input()
     time, batch = node.attribute("time_axis"), node.attribute("batch_axis")
     order = [batch, time, *range(2, rank)]

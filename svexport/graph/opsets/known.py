@@ -1,4 +1,4 @@
-"""What is known of the tensors of a graph that is being converted: types, constants, and what those decide."""
+"""Known facts about the tensors of a graph under conversion: types, constants, and values that follow from them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ __all__ = ["Known", "known_of"]
 
 
 class Known:
-    """Types and constants by name, of a graph and those nested in it. What is asked for is inferred on demand.
+    """Types and constants by name, of a graph and its nested graphs. Missing facts are inferred on demand.
 
     Args:
-        types: what is known from the start.
-        ir_version: of the model.
-        kinds: "sequence", "optional" or "map", of values that are no tensors.
+        types: types known from the start.
+        ir_version: IR version of the model.
+        kinds: "sequence", "optional" or "map", for values that are not tensors.
     """
 
     def __init__(self, types: Mapping[str, Value], ir_version: int, kinds: Mapping[str, str]) -> None:
@@ -113,7 +113,7 @@ class Known:
 
 
 def known_of(model: onnx.ModelProto) -> Known:
-    """What a model states and shape inference adds. Initializers that a caller may override decide nothing."""
+    """Types declared by the model or inferred. Initializers that a caller may override decide nothing."""
     light = light_copy(model)
     overridable = {value.name for value in model.graph.input}
     fixed = [

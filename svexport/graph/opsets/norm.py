@@ -46,7 +46,7 @@ def _one_type(b: Builder, node: Node, same: list[int], other: list[int]) -> Valu
 
 
 def _training(b: Builder, node: Node) -> tuple[Value | None, ...]:
-    """By the statistics of the batch, which are blended into the running ones."""
+    """Training mode: uses the statistics of the batch, and blends them into the running ones."""
     x, scale, bias, mean, variance = (node.input(i) for i in range(5))
     rank = node.rank()
     for i in range(5):
@@ -77,7 +77,7 @@ def _training(b: Builder, node: Node) -> tuple[Value | None, ...]:
 
 @down("LayerNormalization", 17)
 def layer_normalization(b: Builder, node: Node) -> tuple[Value | None, ...]:
-    """By its definition: mean and variance in the type that ``stash_type`` names, at least float32."""
+    """The definition: mean and variance in the type that ``stash_type`` names, at least float32."""
     x, scale, bias = node.typed(), node.typed(1), node.given(2)
     axes, stash = _last_axes(node), node.attribute("stash_type")
     y = b.cast(x, stash)

@@ -10,7 +10,7 @@ from svexport.graph.opsets.rules import Node, down, unchanged
 from svexport.symbolic._builder import FLOAT_TYPES, Builder, Value
 
 MOST_NUMBERS = 2**22
-"""Of places that a constant lists."""
+"""Maximum number of positions in a constant."""
 
 moves("Pad")
 unchanged("Pad", 13, 21, 23, 24)

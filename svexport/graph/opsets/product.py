@@ -27,14 +27,14 @@ _FLOAT, _INT32, _BOOL = TensorProto.FLOAT, TensorProto.INT32, TensorProto.BOOL
 
 @down("Gemm", 11)
 def gemm(b: Builder, node: Node) -> None:
-    """What is added was no option."""
+    """C was a required input."""
     if node.given(2) is None:
         node.give(node.input(0), node.input(1), b.constant(np.zeros(1), node.dtype()))
 
 
 @down("Einsum", 12)
 def einsum_12(b: Builder, node: Node) -> Value:
-    """As matrix products."""
+    """Einsum as matrix products."""
     operands = [node.typed(i) for i in range(len(node.proto.input))]
     ranks = tuple(node.rank(i) for i in range(len(operands)))
     try:
@@ -46,7 +46,7 @@ def einsum_12(b: Builder, node: Node) -> Value:
 
 @down("Det", 11)
 def det(b: Builder, node: Node) -> Value:
-    """By elimination with the largest pivot of each column, row by row: for matrices of a small static size."""
+    """Elimination with the largest pivot of each column, row by row, for matrices of a small static size."""
     rank = node.rank()
     given = node.typed()
     n = next((size for size in (given.shape or ())[-2:] if size is not None), None)

@@ -1,4 +1,4 @@
-"""Quantization: by the ops of a whole tensor, or by arithmetic in float32, in which integers of 16 bits are exact."""
+"""Quantization: by per-tensor ops, or by arithmetic in float32, in which 16-bit integers are exact."""
 
 from __future__ import annotations
 

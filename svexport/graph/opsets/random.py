@@ -1,4 +1,4 @@
-"""Random numbers. What is drawn differs from runtime to runtime; its distribution, and so these rules, do not."""
+"""Random numbers. The numbers drawn differ between runtimes anyway; the rules preserve their distribution."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def bernoulli(b: Builder, node: Node) -> Value:
 
 
 def _uniform(b: Builder, node: Node, x: Value) -> Value:
-    """As many numbers from 0 to 1."""
+    """Uniform random numbers from 0 to 1, in the shape of ``x``."""
     seed = node.attribute("seed")
     seed = None if seed is None else float(seed)
     (drawn,) = b.ops("RandomUniformLike", x, outputs=1, dtype=TensorProto.FLOAT, seed=seed)
@@ -33,7 +33,7 @@ def _uniform(b: Builder, node: Node, x: Value) -> Value:
 
 @down("Dropout", 12)
 def dropout(b: Builder, node: Node) -> tuple[Value | None, ...]:
-    """Nothing is dropped outside of training. In training, what remains is scaled up."""
+    """Outside of training nothing is dropped. In training the remaining elements are scaled up."""
     x, ratio = node.input(), node.given(1)
     training = np.array(False) if node.given(2) is None else node.constant(2)
     if training is not None and not training.any():

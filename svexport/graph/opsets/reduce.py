@@ -35,7 +35,7 @@ def _axes(b: Builder, node: Node) -> Value | None:
 
 
 def _of_no_axes(b: Builder, node: Node) -> Value:
-    """What is left of a reduction that sums nothing up."""
+    """A reduction without axes, which sums nothing."""
     x = node.input()
     match node.proto.op_type:
         case "ReduceL1" | "ReduceL2":

@@ -1,4 +1,4 @@
-"""Resize taken apart: pixels gathered along one axis after the other, weighted and added."""
+"""Resize as a composition: gathers pixels along one axis after the other, weights and adds them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Axis", "Kernel", "places", "resample"]
 
 @dataclass(frozen=True)
 class Kernel:
-    """What the attributes of a Resize say, in the words of opset 19; ``nearest`` also "simple", that of opset 10."""
+    """The attributes of a Resize, in the words of opset 19; ``nearest`` may also be "simple", the rule of opset 10."""
 
     mode: str = "nearest"
     coordinates: str = "half_pixel"
@@ -142,7 +142,7 @@ def _inside(do: Numbers, position: Number, axis: Axis) -> Number:
 
 
 def _stretched(do: Numbers, axis: Axis, kernel: Kernel) -> Number:
-    """By how much the filter is stretched, as antialiasing does to reduce: its scale, 1 for not at all."""
+    """The factor that narrows the filter's argument: the scale with antialiasing when reducing, otherwise 1."""
     return do("Min", axis.scale, 1.0) if kernel.antialias else np.ones(1, np.float32)
 
 
@@ -158,7 +158,7 @@ def _offsets(do: Numbers, axis: Axis, kernel: Kernel) -> Number:
 
 
 def _weights(do: Numbers, distance: Number, axis: Axis, kernel: Kernel) -> Number:
-    """Of every tap, by its distance from the coordinate."""
+    """The weight of every tap, from its distance to the coordinate."""
     x = do("Abs", do("Mul", distance, _stretched(do, axis, kernel)))
     if kernel.mode == "linear":
         return do("Max", do("Sub", 1.0, x), 0.0)

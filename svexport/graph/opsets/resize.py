@@ -1,4 +1,4 @@
-"""Resize, down to Upsample: attributes of newer versions as sizes and scales, what has none by gathering pixels."""
+"""Resize, down to Upsample: newer attributes become sizes and scales; modes without an equivalent gather pixels."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def _ratio(b: Builder, new: Dim, old: Dim) -> Number:
 
 
 def _kept(b: Builder, old: Sequence[Dim], scales: Sequence[Number], smaller: bool) -> tuple[list[Number], list[Dim]]:
-    """One scale for all axes, and the sizes that it makes, halves rounded up."""
+    """One scale for all axes, and the resulting sizes, with halves rounded up."""
     if not any(isinstance(scale, Value) for scale in scales) and all(isinstance(size, int) for size in old):
         known = (min if smaller else max)(scale.item() for scale in scales)  # type: ignore[union-attr]
         sizes = [math.floor(np.float32(known) * np.float32(size) + np.float32(0.5)) for size in old]  # type: ignore[arg-type]

@@ -1,15 +1,15 @@
-"""The rules of the down-converter: what makes of a node of one version of an op nodes of the opset below it.
+"""The rules of the down-converter: they rewrite a node of one version of an op in ops of the opset below it.
 
 A rule is one step down over one version of one op::
 
     @down("Softmax", 13)
     def softmax(b: Builder, node: Node) -> Value | None: ...
 
-is called with a node in the meaning of Softmax-13 and writes it in ops of opset 12: ``b`` is a builder of that opset.
-It returns the values that replace the node's outputs (one, or a sequence of them), or None where the node stays, with
-its attributes and inputs edited if need be (``node.set``, ``node.remove``, ``node.give``). What it makes is converted
-further by the rules of the opsets below, and gets data types that those opsets take, so that a rule knows of one step
-only. Where there is no exact form it calls ``node.refuse``.
+It is called with a node in the meaning of Softmax-13 and writes it in ops of opset 12: ``b`` is a builder of that
+opset. It returns the values that replace the node's outputs (one, or a sequence of them), or None if the node stays,
+with its attributes and inputs edited if necessary (``node.set``, ``node.remove``, ``node.give``). Rules of the opsets
+below convert its result further, and casts are added for data types that those opsets do not take, so that a rule
+handles one step only. If there is no exact form, it calls ``node.refuse``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["BROKEN", "REFUSED", "RULES", "Node", "Refusal", "Rule", "down", "ref
 Rule: TypeAlias = "Callable[[Builder, Node], Value | Sequence[Value | None] | None]"
 
 RULES: dict[tuple[str, int], Rule] = {}
-"""By op and the version (``since_version``) that the rule goes below."""
+"""Rules by op and by the version (``since_version``) that the rule converts from."""
 
 REFUSED: dict[tuple[str, int], str] = {}
 """Why there is no rule, likewise."""
@@ -48,7 +48,7 @@ BROKEN = (
     TypeError,
     ValueError,
 )
-"""What nodes that are not as ONNX defines them raise on the way."""
+"""Exceptions raised during conversion by nodes that violate ONNX's definitions."""
 
 
 class Refusal(Exception):
@@ -102,11 +102,11 @@ def schema_of(op_type: str, opset: int) -> onnx.defs.OpSchema | None:
 
 @dataclass
 class Node:
-    """A node that a rule takes one step down, with what is known of it.
+    """A node that a rule converts one step down, with the known facts about it.
 
     Attributes:
         proto: the node itself; a rule that returns None may edit it.
-        version: of the op, in whose meaning the node is written.
+        version: the version of the op that defines the node's meaning.
         known: types and values of the tensors around it.
     """
 

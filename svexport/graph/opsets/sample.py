@@ -1,4 +1,4 @@
-"""Sampling at computed places: the bodies of svexport's own ops, for nodes of the standard ones."""
+"""Sampling at computed positions: standard nodes are replaced by the bodies of svexport's own ops."""
 
 from __future__ import annotations
 

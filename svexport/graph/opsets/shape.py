@@ -1,4 +1,4 @@
-"""Ops that change shapes, and those that read them: Reshape, Squeeze, Split, Slice, Shape, DepthToSpace."""
+"""Ops that change or read shapes: Reshape, Squeeze, Split, Slice, Shape, DepthToSpace."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def _places(b: Builder, node: Node, axis: int, start: int, end: int, step: int) 
 
 
 def _bounds(start: int, end: int, step: int, size: int) -> tuple[int | None, int | None, int]:
-    """Of a slice in Python that takes what the op does: bounds are clamped, and count from the end where negative."""
+    """Bounds of the Python slice that equals the op's: they are clamped, and negative ones count from the end."""
     start, end = (bound + size if bound < 0 else bound for bound in (start, end))
     if step > 0:
         return min(max(start, 0), size), min(max(end, 0), size), step
@@ -199,7 +199,7 @@ def _bounds(start: int, end: int, step: int, size: int) -> tuple[int | None, int
 
 
 def _slice_computed(b: Builder, node: Node, axes: Sequence[int], steps: Sequence[int]) -> Value:
-    """Of one axis: the elements from start to end, by their computed places."""
+    """A slice of one axis: gathers the elements from start to end by computed indices."""
     if len(axes) != 1 or steps != [1] * len(steps):
         node.refuse("its bounds are computed, and have to be numbers there")
     node.rank()

@@ -18,7 +18,7 @@ __all__: list[str] = []
 _INT64, _FLOAT = TensorProto.INT64, TensorProto.FLOAT
 
 _LARGEST = 2**22
-"""So many numbers are put in the file; more are computed by it."""
+"""Maximum number of elements stored in the file; larger tables are computed by the graph."""
 
 
 @down("DFT", 20)

@@ -1,4 +1,4 @@
-"""What a decoder is made of: its configuration, presets, and the names and shapes of its weights."""
+"""The configuration of a decoder, its presets, and the names and shapes of its weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from svexport.ops.camera_sample import ACTIVATIONS
 __all__ = ["EPS", "TransformerDecoderConfig", "rig", "weight_names", "weight_shapes"]
 
 EPS = 1e-5
-"""Of every layer norm, and of the inverse sigmoid."""
+"""The epsilon of every layer norm and of the inverse sigmoid."""
 
 FUSE = ("block", "nodes")
 
@@ -27,8 +27,8 @@ MODULES = (
 )
 OFFSETS = ("svca.sampling_offsets",)
 CLS = tuple(f"cls.{i}" for i in (0, 1, 3, 4, 6))
-"""What has a weight and a bias, in the order of the op's ``weights``: in every layer, there with learned offsets too,
-and once after the layers."""
+"""The modules that have a weight and a bias, in the order of the op's ``weights``: those of every layer, those that
+learned offsets add to a layer, and those that follow the last layer."""
 
 
 def _parameters(modules: Sequence[str]) -> list[str]:
@@ -36,10 +36,10 @@ def _parameters(modules: Sequence[str]) -> list[str]:
 
 
 def weight_names(attributes: Mapping[str, Any]) -> list[str]:
-    """Of the op's ``weights``, as in the module's state_dict.
+    """The names of the op's ``weights``, as in the module's state_dict.
 
     Raises:
-        ValueError: if there would be more layers than any model has: a file may ask for billions.
+        ValueError: on more layers than any model has: a file may ask for billions.
     """
     if not 1 <= attributes["num_layers"] <= 1000:
         raise ValueError(f"expects num_layers of 1 to 1000, got {attributes['num_layers']}")
@@ -49,7 +49,7 @@ def weight_names(attributes: Mapping[str, Any]) -> list[str]:
 
 
 def weight_shapes(config: TransformerDecoderConfig) -> dict[str, tuple[int, ...]]:
-    """Of the op's ``weights`` by name, in their order."""
+    """The shapes of the op's ``weights`` by name, in their order."""
     channels, ffn = config.embed_dims, config.ffn_dims
     scores = config.num_cams * config.num_points * config.num_levels * config.num_groups
     matrices = {
@@ -78,35 +78,35 @@ def weight_shapes(config: TransformerDecoderConfig) -> dict[str, tuple[int, ...]
 
 @dataclass(frozen=True)
 class TransformerDecoderConfig:
-    """All that a decoder is made of, besides its weights. The defaults are DETR3D's on nuScenes.
+    """The full description of a decoder, except its weights. The defaults are DETR3D's on nuScenes.
 
     Attributes:
-        num_layers: each of self attention, camera attention, feed forward and box branch.
+        num_layers: layers, each of self attention, camera attention, feed forward and box branch.
         embed_dims: channels C of queries and features.
-        num_heads: of the self attention.
+        num_heads: heads of the self attention.
         ffn_dims: width of the feed forward.
-        num_classes: scores of a query.
-        code_size: numbers of a box; the first six are cx, cy, w, l, cz, h.
-        num_cams: of the rig.
-        num_points: a query samples at, each with a weight per camera and level.
-        num_groups: of channels, each with weights of its own.
+        num_classes: scores per query.
+        code_size: numbers per box; the first six are cx, cy, w, l, cz, h.
+        num_cams: cameras of the rig.
+        num_points: sampling points per query, each with a weight per camera and level.
+        num_groups: channel groups, each with its own weights.
         image_size: (height, width) of the images, in the pixels of ``lidar2img``.
         pc_range: ``(x, y, z)`` minimum, then maximum, in metres.
         depth_eps: the least depth that counts, in metres.
-        uv_clamp: bounds of the image coordinates, in image sizes: ``(-1, 2)``. Default: only what lies in the image
-            counts.
-        activation: of the weights, ``"sigmoid"``, or ``"softmax"`` over cameras, points and levels jointly.
-        learned_offsets: points lie at offsets that a linear layer finds for each query, in metres; otherwise all of
-            them are the reference point.
-        residual_query_pos: the position embedding joins the residual of the self attention too, as some deployed
-            decoders have it. DETR3D does not.
-        pool: one more level, the 2x2 max-pool of the last.
-        scales: of int8 levels, one per given level, any number for those that are not; default: 1.
-        num_queries: of the example inputs; a decoder takes any.
-        feature_sizes: (height, width) of each given level of the example inputs; a decoder takes any, of that many.
+        uv_clamp: bounds of the image coordinates, in image sizes: ``(-1, 2)``. Default: only points inside the image
+            count.
+        activation: activation of the weights: ``"sigmoid"``, or ``"softmax"`` over cameras, points and levels jointly.
+        learned_offsets: a linear layer predicts offsets of the points for each query, in metres; otherwise every point
+            is the reference point.
+        residual_query_pos: adds the position embedding to the residual of the self attention too, as some deployed
+            decoders do. DETR3D does not.
+        pool: adds a level, the 2x2 max-pool of the last.
+        scales: one per given level; used for int8 levels, ignored for others; default: 1.
+        num_queries: queries of the example inputs; a decoder takes any number.
+        feature_sizes: (height, width) per given level of the example inputs; a decoder takes any sizes, of that many.
 
     Raises:
-        ValueError: on values that are impossible or do not fit each other.
+        ValueError: on values that are invalid or inconsistent.
     """
 
     num_layers: int = 6
@@ -165,7 +165,7 @@ class TransformerDecoderConfig:
         expect("feature_sizes", not self.pool or min(levels[-1]) > 1, "to end in a level that can be pooled: 2 by 2")
         positive = self.scales is None or (numbers(self.scales, len(levels)) and min(self.scales) > 0)
         expect("scales", positive, f"None, or one positive number for each of the {len(levels)} given levels")
-        object.__setattr__(self, "_weight_shapes", weight_shapes(self))  # which every call compares
+        object.__setattr__(self, "_weight_shapes", weight_shapes(self))  # once: every call compares them
 
     @classmethod
     def preset(cls, name: str) -> TransformerDecoderConfig:
@@ -180,11 +180,11 @@ class TransformerDecoderConfig:
 
     @property
     def num_levels(self) -> int:
-        """Levels sampled, the pooled one too."""
+        """The number of levels sampled, including the pooled one."""
         return len(self.feature_sizes) + self.pool
 
     def attributes(self) -> tuple[Any, ...]:
-        """The 14 values that the op takes and the node carries, in their order; shapes tell the others."""
+        """The 14 values that the op takes and the node carries, in their order; the others follow from shapes."""
         return (
             self.num_layers,
             self.num_heads,
@@ -225,7 +225,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "feature_sizes": ((40, 100), (20, 50), (10, 25), (5, 13)),
     },
 }
-"""What differs from the defaults, which are DETR3D's."""
+"""Presets, as differences from the defaults, which are DETR3D's."""
 
 
 def _finite(value: Any) -> bool:
@@ -233,9 +233,9 @@ def _finite(value: Any) -> bool:
 
 
 def rig(config: TransformerDecoderConfig) -> Tensor:
-    """Cameras in the origin that look all around: x right, y down, z ahead; ``lidar2img (num_cams, 4, 4)``."""
+    """``lidar2img (num_cams, 4, 4)`` of cameras at the origin that look all around; x right, y down, z ahead."""
     height, width = config.image_size
-    half = math.radians(min(180 / config.num_cams + 5, 60))  # of the view, with some overlap
+    half = math.radians(min(180 / config.num_cams + 5, 60))  # half the field of view, with some overlap
     angles = torch.arange(config.num_cams) * (2 * math.pi / config.num_cams)
     matrix = torch.zeros(config.num_cams, 4, 4)
     matrix[:, 0, 0], matrix[:, 0, 1] = angles.sin(), -angles.cos()

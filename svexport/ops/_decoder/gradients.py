@@ -1,8 +1,8 @@
-"""The decoder of :mod:`transformer_decoder` where gradients are recorded, as one node of autograd.
+"""The decoder of :mod:`transformer_decoder` as one autograd node, used where gradients are recorded.
 
-Training waits for the CPU: composed, a layer is about fifty calls forward and twice as many backward, each with nodes
-of autograd of its own. Here its activations are kept by hand and its backward is written out: sums of gradients are
-left to matrix products and to the norms' kernel, and biases in front of norms have their gradients from there.
+Training is bound by the CPU: composed from torch ops, a layer is about fifty calls forward and twice as many backward,
+each with its own autograd nodes. This module saves the activations itself and writes out the backward. Matrix products
+and the norms' kernel add up gradients, and that kernel also computes the gradients of biases before norms.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _layer_norm_backward = torch.ops.aten.native_layer_norm_backward.default
 _sample_backward = torch.ops.svexport.camera_sample_backward.default
 
 _BEFORE_NORM = "mha.out_proj", "svca.output_proj", "ffn.2"
-"""Linear layers in front of a norm, whose kernel has the gradient of their bias."""
+"""Linear layers followed by a norm; the norm's backward kernel computes the gradient of their bias."""
 
 _CENTRE = 0, 1, 4
-"""Where x, y and z stand in a box."""
+"""The positions of x, y and z of the centre in a box code."""
 
 
 def _split(boxes: Tensor) -> tuple[Tensor, ...]:
-    """x and y, length and width, z, and the rest."""
+    """Splits boxes into x and y, length and width, z, and the rest."""
     return boxes.split((2, 2, 1, boxes.shape[-1] - 5), -1)
 
 
@@ -45,7 +45,7 @@ _PROJECTIONS = "query", "key", "value"
 
 
 def takes(config: TransformerDecoderConfig) -> bool:
-    """Whether a configuration is one of those that this is written for: all that DETR3D's heads have."""
+    """Whether this module supports a configuration: it is written for those of DETR3D's heads."""
     options = config.learned_offsets, config.residual_query_pos, config.pool, config.scales
     return config.num_groups == 1 and not any(options)
 
@@ -61,12 +61,12 @@ def recorded(
     *,
     joined: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """:func:`svexport.ops.transformer_decoder` of tensors of one type, float32 or float64.
+    """:func:`svexport.ops.transformer_decoder` for tensors of one dtype, float32 or float64.
 
     Args:
-        weights: in the order of the op; those of an ``in_proj`` may be three, of queries, keys and values.
-        joined: whether the gradient of a layer's points goes on to the layers that moved them there. DETR3D's own code
-            stops it, as the operator does.
+        weights: in the order of the op; an ``in_proj`` may be split in three: queries, keys and values.
+        joined: whether the gradient of a layer's points flows to the layers that moved them there. DETR3D's code stops
+            it, as the operator does.
     """
     flat: list[Tensor] = []
     for weight in weights:
@@ -102,7 +102,7 @@ def _linear_relu(p: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
 
 
 def _norm_relu(p: dict[str, Tensor], linear: str, norm: str, x: Tensor) -> tuple[Tensor, ...]:
-    """What a linear layer, its norm and a ReLU return, and what their backward needs."""
+    """Runs a linear layer, its norm and a ReLU; returns the output and what their backward needs."""
     product = _linear(p, linear, x)
     weight, bias = p[f"{norm}.weight"], p[f"{norm}.bias"]
     y, mean, rstd = torch.native_layer_norm(product, weight.shape, weight, bias, EPS)
@@ -123,7 +123,7 @@ def _norm_relu_backward(
 
 
 def _logits(points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The inverse sigmoid, and what its backward needs: points and what they lack of 1, and both within bounds."""
+    """The inverse sigmoid, and what its backward needs: points and 1 - points, and both clamped to the bounds."""
     sides = torch.stack((points, 1 - points))
     bounded = sides.clamp(EPS, 1)
     low, high = bounded.unbind()
@@ -137,7 +137,7 @@ def _slopes(layers: Sequence[_Layer]) -> Sequence[Tensor]:
 
 
 def _parts(name: str) -> list[str]:
-    """The names of the parts of a weight: three of an ``in_proj``, of others itself."""
+    """The names of the parts of a weight: three for an ``in_proj``, otherwise the name itself."""
     module, mark, kind = name.rpartition("in_proj_")
     return [f"{module}{part}.{kind}" for part in _PROJECTIONS] if mark else [name]
 
@@ -161,7 +161,7 @@ class _Decoder:
     def layer(
         self, i: int, query: Tensor, pos: Tensor, points: Tensor, features: list[Tensor], cameras: Tensor
     ) -> tuple[_Layer, Tensor, Tensor]:
-        """Its activations, and the query and box that come out."""
+        """Runs a layer; returns its activations, and the query and box it outputs."""
         p, config, name, kept = self.p, self.config, f"layers.{i}", _Layer()
         batch, queries = points.shape[:2]
         channels, counts = config.embed_dims, (config.num_cams, config.num_points, config.num_levels, 1)
@@ -223,12 +223,12 @@ class _Decoder:
         sums: _Sums,
         into: dict[str, Tensor],
     ) -> tuple[Tensor, Tensor | None]:
-        """Gradients of the query and of the points that came in, None where nobody asks for those.
+        """Gradients of the layer's input query and input points; None for points that need none.
 
         Args:
-            grad: of the query that came out; it is added to.
-            grad_box: of the box, that of its centre as it moves the points among it.
-            grad_logits: of the inverse sigmoid of the points, by these.
+            grad: gradient of the output query; the gradients of this layer are added to it.
+            grad_box: gradient of the box, including that of its centre, which moves the points.
+            grad_logits: gradient of the inverse sigmoid of the points, from the moved points.
         """
         p, name, unused = self.p, f"layers.{i}", sums.zeros
         mid, wide, out, first, second = kept.hidden
@@ -278,14 +278,14 @@ class _Decoder:
 
 
 class _Sums:
-    """Gradients that all layers add to.
+    """Gradients that all layers accumulate into.
 
     Attributes:
-        zeros: the gradient of what nobody uses.
-        pos: of the positions of queries, as factors: a gradient and a weight for each linear layer that they go into.
-        cameras: as the samples have them; None where nobody asks.
-        linears: of parameters.
-        needs_points: whether somebody asks for the gradient of the points that came into the layer.
+        zeros: the gradient of an unused output.
+        pos: gradient of the query positions as factors: a gradient and a weight for each linear layer they enter.
+        cameras: gradient of the cameras, summed over the samples; None if not needed.
+        linears: gradients of the linear layers' parameters.
+        needs_points: whether the gradient of the layer's input points is needed.
     """
 
     def __init__(self, like: Tensor, needs_cameras: bool, needs_features: Sequence[bool]) -> None:
@@ -297,7 +297,7 @@ class _Sums:
         self._sampled: list[tuple[Tensor, tuple[Any, ...]]] = []
 
     def samples(self, samples: tuple[Any, ...], grad: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Gradients of points (None where nobody asks) and of scores."""
+        """Gradients of points (None if not needed) and of scores."""
         grad = grad.view(*samples[1].shape[:2], -1)
         if any(self.needs_features):
             self._sampled.append((grad, samples))
@@ -310,7 +310,7 @@ class _Sums:
         return grad_points, next(found)
 
     def features(self) -> list[Tensor | None]:
-        """Of the maps, None where nobody asks: of all layers at once, or each would have maps that are then added."""
+        """Gradients of the feature maps, None if not needed. One call for all layers avoids adding maps per layer."""
         if not self._sampled:
             return [None] * len(self.needs_features)
         grads, samples = zip(*self._sampled, strict=True)
@@ -355,7 +355,7 @@ class _Recorded(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        tensors = ctx.saved_tensors  # which notices what was changed in place
+        tensors = ctx.saved_tensors  # raises if a saved tensor was changed in place
         needs = ctx.needs_input_grad[2:]
         if torch.is_grad_enabled():  # create_graph=True
             found = iter(_composed(ctx.config, ctx.joined, tensors, grads, needs))
@@ -367,7 +367,7 @@ class _Recorded(torch.autograd.Function):
 def _composed(
     config: TransformerDecoderConfig, joined: bool, tensors: Sequence[Tensor], grads: Any, needs: Sequence[bool]
 ) -> list[Tensor]:
-    """Gradients that are differentiable again, by the definition."""
+    """Gradients that can be differentiated again, from the composition of torch ops."""
     seen: list[Any] = aliases(tensors)
     wanted = [t for t, need in zip(seen, needs, strict=True) if need]
     query, query_pos, points, cameras, *rest = seen
@@ -415,7 +415,7 @@ def _backward(ctx: Any, grads: Any, tensors: Sequence[Tensor], needs: Sequence[b
         grad_moved = centre if grad_moved is None else centre + grad_moved
     for layer, slope in zip(kept, _slopes(kept), strict=True):
         layer.slope = slope
-    again = keeps_graph()  # somebody may ask for gradients a second time
+    again = keeps_graph()  # this backward may run a second time, so keep the activations
     for i in reversed(range(config.num_layers)):
         layer = kept[i] if again else kept.pop()
         moved = layer.moved

@@ -1,4 +1,4 @@
-"""The layers of a decoder on tensors, and the rewrites of formulas in them."""
+"""The layers of a decoder as functions of tensors, and the algebraic rewrites in them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["Steps", "attend_exactly", "boxes_of", "decode", "fold_image_size", "
 
 
 def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return x if x.dtype == dtype else x.to(dtype)  # which tracers would record all the same
+    return x if x.dtype == dtype else x.to(dtype)  # tracers record even a cast that changes nothing
 
 
 # ------------------------------------------------------------------ rewrites
 
 
 def fold_image_size(lidar2img: Tensor, image_size: Sequence[int]) -> Tensor:
-    """``lidar2img`` for images of size (1, 1): projects to u and v in image sizes, with no division by them left.
+    """Rescales ``lidar2img`` to images of size (1, 1): it projects to u and v in image sizes, without a division.
 
     Shape:
         - lidar2img: ``(..., 4, 4)``; the result is float32 at least
@@ -43,11 +43,11 @@ def inverse_sigmoid(x: Tensor) -> Tensor:
 
 
 def update(logits: Tensor, product: Tensor, bias: Tensor) -> Tensor:
-    """Moves points by the centre offsets of the box branch, whose last bias is added in the copy that gathers them.
+    """Moves points by the box branch's centre offsets. The branch's last bias is added while gathering the offsets.
 
     Shape:
         - logits: ``(B, Q, 3)``, the :func:`inverse_sigmoid` of the points
-        - product: ``(B, Q, code_size)``, of the branch's last Linear without its ``bias`` (code_size,)
+        - product: ``(B, Q, code_size)``, the branch's last Linear without its ``bias`` (code_size,)
     """
     product = _cast(product, logits.dtype)
     offset = torch.cat([product[..., a:b] + bias[a:b] for a, b in ((0, 2), (4, 5))], dim=-1)
@@ -55,11 +55,11 @@ def update(logits: Tensor, product: Tensor, bias: Tensor) -> Tensor:
 
 
 def boxes_of(points: Tensor, product: Tensor, bias: Tensor, pc_range: Sequence[float]) -> Tensor:
-    """The box code with its centre in metres, the bias added in the concat that makes it.
+    """The box code with its centre in metres. The bias is added while concatenating the parts.
 
     Shape:
         - points: ``(B, Q, 3)``, moved already
-        - product, bias: as of :func:`update`
+        - product, bias: as for :func:`update`
         - output: ``(B, Q, code_size)``: cx, cy, w, l, cz, h, ...
     """
     x, y, z = (points[..., i : i + 1] * (pc_range[i + 3] - pc_range[i]) + pc_range[i] for i in range(3))
@@ -71,23 +71,23 @@ def boxes_of(points: Tensor, product: Tensor, bias: Tensor, pc_range: Sequence[f
 
 
 class Steps(NamedTuple):
-    """What the decoder does besides linear layers: by references, by torch's kernels, or by nodes of their own."""
+    """The steps of the decoder besides linear layers, as references, as torch's kernels or as separate nodes."""
 
     attend: Callable[..., Tensor]
     sample: Callable[..., Tensor]
     add_norm: Callable[..., tuple[Tensor, Tensor]]
     dropout: float = 0.0
-    every_layer: bool = False  # is asked for classes and boxes, not the last alone
-    joined: bool = False  # whether what a layer does with its points teaches the layer that put them there
+    every_layer: bool = False  # whether every layer outputs classes and boxes, not the last alone
+    joined: bool = False  # whether the gradient of a layer's points flows to the layer that moved them there
 
 
 class _Layers:
-    """The layers of a decoder, one step after the other, with its parameters by name.
+    """The steps of a decoder's layers, with its parameters by name.
 
     Attributes:
-        sizes: numbers of batches and queries.
-        channels, cams, counts: sizes of parameters, which tracers know: those of inputs they compute in the file if
-            any of them is dynamic. ``counts`` are points, levels and groups.
+        sizes: batch size and number of queries.
+        channels, cams, counts: taken from parameters, whose sizes are static for a tracer; sizes of inputs would be
+            computed in the file if any of them is dynamic. ``counts`` are points, levels and groups.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class _Layers:
         return x
 
     def add_norm(self, last: str, norm: str, x: Tensor, residual: Tensor, extra: Tensor | None = None) -> Tensor:
-        """The norm of ``last(x) + residual + extra``, ``last`` a linear layer whose bias is left to this sum."""
+        """The norm of ``last(x) + residual + extra``; the bias of the linear layer ``last`` is added in this sum."""
         product, bias = self.linear(last, x, bias=False), self.parameters[f"{last}.bias"]
         if self.steps.dropout:
             product, bias = F.dropout(product + bias, self.steps.dropout), torch.zeros_like(bias)
@@ -119,7 +119,7 @@ class _Layers:
         return self.steps.add_norm(product, bias, residual, *affine, EPS, extra)[0]
 
     def attended(self, layer: str, query: Tensor, query_pos: Tensor, extra: Tensor | None) -> Tensor:
-        """The queries after attention among themselves."""
+        """The queries after self attention."""
         channels = self.channels
 
         def heads(x: Tensor) -> Tensor:
@@ -143,7 +143,7 @@ class _Layers:
         sample: Callable[[Tensor, Tensor, Tensor], Tensor],
         learned_offsets: bool,
     ) -> Tensor:
-        """The queries after attention to the cameras: ``sample`` of points, scores and offsets."""
+        """The queries after camera attention, which calls ``sample`` with points, scores and offsets."""
         svca = f"{layer}.svca"
         where = query + query_pos
         scores = self.linear(f"{svca}.attention_weights", where).unflatten(-1, (self.cams, *self.counts))
@@ -161,7 +161,7 @@ class _Layers:
         return self.add_norm(f"{layer}.ffn.2", f"{layer}.ffn_norm", hidden, query)
 
     def box(self, layer: str, query: Tensor) -> tuple[Tensor, Tensor]:
-        """The last product of the branch of boxes, and its bias."""
+        """The box branch's last product, and its bias."""
         hidden = self.linear(f"{layer}.reg.2", self.linear(f"{layer}.reg.0", query).relu()).relu()
         return self.linear(f"{layer}.reg.4", hidden, bias=False), self.parameters[f"{layer}.reg.4.bias"]
 
@@ -203,7 +203,7 @@ def decode(
     outputs: list[tuple[Tensor, Tensor, Tensor]] = []
     for i in range(num_layers):
         layer = f"layers.{i}"
-        if i and not steps.joined:  # as in DETR3D: a layer does not teach the one that put its points there
+        if i and not steps.joined:  # as in DETR3D: no gradient flows to the layer that moved the points
             points = points.detach()
         query = layers.attended(layer, query, query_pos, query_pos if residual_query_pos else None)
         logits = inverse_sigmoid(points)
@@ -223,8 +223,8 @@ def _levels(
 ) -> tuple[list[Tensor], list[float]]:
     """The levels ``(B, cams, C, H, W)`` and the pooled one, each with its scale.
 
-    Those of another type than the queries are in float32 at least, so that what is sampled is rounded once; int8 is
-    read as it is, but from CHW32 or to pool.
+    Levels whose dtype differs from the queries' are converted to float32 at least, so that samples are rounded once.
+    int8 levels are read directly, unless they are in CHW32 or are pooled.
     """
     levels, steps = [], []
     for i, (feature, scale) in enumerate(zip(features, scales, strict=True)):

@@ -1,1 +1,1 @@
-"""What ``svexport/ops/einsum.py`` is made of: from an equation to labels, to a plan, to a program or to kernels."""
+"""The parts of ``svexport/ops/einsum.py``: an equation becomes labels, then a plan, then a program or CUDA kernels."""

@@ -10,13 +10,13 @@ from typing import Any, TypeAlias
 
 from svexport.ops._einsum.labels import Labels, flatten, size_of
 
-# Costs, in elements read or written once. Ratios rather than truths: they hold roughly on CPUs and GPUs alike.
+# Costs, in the time to read or write one element. The ratios are approximate; they suit CPUs and GPUs alike.
 _MOVE = 2.5  # a Transpose: read, write, and one of them strided
 _SWAP = 0.25  # a Transpose of the last two dimensions before a product, which most runtimes absorb
 _FLOPS = 32  # multiply-adds in the time of one element
 _TILE = 8  # a product is computed in tiles: small dimensions waste what they do not fill
 _LAUNCH = 64  # for each matrix of a batch
-_SUMMED = 4  # products, and more, read and write their sum too often where tensors have strides
+_SUMMED = 4  # at most so many products are summed where tensors have strides: more would move their sum too often
 _STEP = 4096  # for a Transpose, or a sum after the product, whatever its size
 
 
@@ -28,8 +28,8 @@ _Atoms: TypeAlias = tuple[_Atom, ...]
 class _Gemm:
     """``batch`` dimensions of ``(rows, inner) @ (inner, columns)``, of the operands in order or swapped.
 
-    A free label of one operand may be in ``batch``: the other operand is broadcast. So may a contracted one: it is
-    summed over after the product.
+    ``batch`` may hold a free label of one operand, to which the other operand is broadcast, and a contracted label,
+    which is summed over after the product.
     """
 
     swapped: bool
@@ -48,7 +48,7 @@ def best_gemm(
     training: bool,
     view: bool,
 ) -> _Gemm:
-    """The cheapest way to compute a pair as a batched matrix product."""
+    """The cheapest batched matrix product for a pair of operands."""
     orders = _fuse([order for order in (x, y, output) if order is not None], kept)
     sizes = {atom: size_of(atom, label_sizes) for order in orders for atom in order}
 
@@ -100,7 +100,7 @@ def best_gemm(
 
 
 def _fuse(orders: Sequence[Labels], kept: set[int]) -> list[_Atoms]:
-    """Makes one atom of labels that stand side by side wherever they appear."""
+    """Fuses labels into one atom if they are adjacent and in the same order wherever they appear."""
     after = [dict(pairwise(order)) for order in orders]
 
     def follows(a: int, b: int) -> bool:
@@ -121,13 +121,13 @@ def _fuse(orders: Sequence[Labels], kept: set[int]) -> list[_Atoms]:
 
 
 def _tails(atoms: Set[_Atom], *orders: _Atoms) -> set[frozenset[_Atom]]:
-    """Subsets worth a matrix dimension: what is left when the first atoms of an order go to the batch."""
+    """Candidate subsets for a matrix dimension: what remains when the first atoms of an order go to the batch."""
     ordered = [[atom for atom in order if atom in atoms] for order in orders]
     return {frozenset(order[i:]) for order in ordered for i in range(len(order) + 1)}
 
 
 def _orders(atoms: Set[_Atom], *orders: _Atoms) -> set[_Atoms]:
-    """Orders of ``atoms`` in which some tensor already has them; those a tensor lacks come where another has them."""
+    """Orders of ``atoms`` that some tensor already has; atoms missing from it are placed as in another tensor."""
     if len(atoms) < 2:
         return {tuple(atoms)}
     chosen = [tuple(atom for atom in order if atom in atoms) for order in orders]
@@ -140,7 +140,7 @@ def _orders(atoms: Set[_Atom], *orders: _Atoms) -> set[_Atoms]:
 
 
 def merge(first: tuple[Any, ...], second: tuple[Any, ...]) -> tuple[Any, ...]:
-    """``first`` with the elements that only ``second`` has, each after its predecessor there."""
+    """Inserts the elements that only ``second`` has into ``first``, each after its predecessor in ``second``."""
     merged, at = list(first), 0
     for element in second:
         if element in merged:
@@ -154,7 +154,7 @@ def merge(first: tuple[Any, ...], second: tuple[Any, ...]) -> tuple[Any, ...]:
 def _move(
     operand: _Atoms, batch: _Atoms, rows: _Atoms, columns: _Atoms, size: Callable[[_Atoms], int], training: bool
 ) -> float:
-    """The cost of turning ``operand`` into a batch of matrices; a transposed matrix is one to torch, which trains."""
+    """The cost of making ``operand`` a batch of matrices. With ``training`` (torch) a transposed matrix is no step."""
     lead = tuple(atom for atom in batch if atom in operand)
     if operand == lead + rows + columns:
         return 0

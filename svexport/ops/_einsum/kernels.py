@@ -1,4 +1,4 @@
-"""Which einsums have CUDA kernels that are faster than a plan, and which plans are made for CUDA."""
+"""Decides which einsums run CUDA kernels because they are faster than a plan, and which plans suit CUDA."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from torch.autograd import forward_ad
 
 from svexport.ops._einsum.labels import Labels, label_sizes, parse, size_of, split
 
-SHORT = 2**21  # elements of operands that a GPU copies in less time than a plan's further products take to begin
-_ROWS_OF_FLOATS, _ROWS_OF_HALVES = 300, 700  # of matrices whose gradients are faster as one product, and fewer
-_LARGE = 2**18  # elements, and more
-_WIDTHS = range(8, 65)  # of what a large tensor has in common with the small one only, as far as it is innermost
-_COUNTS = range(1, 9)  # of such
-_ROWS = 128  # for every matrix of the small tensor, and more
-_MIXED = 2**21  # bytes of the larger one of those whose channels are mixed, and more
+SHORT = 2**21  # maximum elements of an operand that a GPU copies faster than it launches a plan's further products
+_ROWS_OF_FLOATS, _ROWS_OF_HALVES = 300, 700  # matrices with fewer rows than this train faster as one product
+_LARGE = 2**18  # minimum elements of each large tensor, for a graph convolution
+_WIDTHS = range(8, 65)  # product of the innermost sizes that a large tensor shares with the small one only
+_COUNTS = range(1, 9)  # product of the other sizes that a large tensor shares with the small one only
+_ROWS = 128  # minimum rows for every matrix of the small tensor
+_MIXED = 2**21  # minimum bytes of the larger of the two tensors whose channels are mixed
 _MIXED_SUMMED = 2**17  # the same where the product or a gradient sums over samples: a plan has a product for each
-_FEW_CHANNELS = 128  # and fewer, for that
-_FEW_SUMMED, _FEW_COLUMNS = 32, 16  # and fewer
-_NARROW = 40  # channels, and fewer
+_FEW_CHANNELS = 128  # maximum channels for _MIXED_SUMMED to apply
+_FEW_SUMMED, _FEW_COLUMNS = 32, 16  # maximum sums or columns for half types, see _channels
+_NARROW = 40  # maximum channels
 _SUMMED_CHANNELS = range(1, 257)
 _CHANNELS = range(1, 513)
-_MULTIPLIED = 2**24  # products of one sample, and more
-_POSITIONS = 128  # and more
-_SHARED = 222 * 2**10  # bytes of shared memory of a multiprocessor, but for what is beside matrices and tiles
+_MULTIPLIED = 2**24  # minimum multiplications in one sample
+_POSITIONS = 128  # minimum positions of one sample
+_SHARED = 222 * 2**10  # bytes of a multiprocessor's shared memory that are left for matrices and tiles
 
 
 @lru_cache(maxsize=64)
 def is_wide(device: int) -> bool:
-    """Whether a CUDA device multiplies matrices by groups of warps, as the kernels that mix channels do."""
+    """Whether a CUDA device has warpgroup matrix products (wgmma), which the kernels that mix channels use."""
     return torch.cuda.is_available() and torch.cuda.get_device_capability(device) == (9, 0)
 
 
@@ -42,13 +42,13 @@ def kernel_products(
 ) -> tuple[bool, ...]:
     """Whether the operator's CUDA kernels are faster than a plan: for an einsum, and for each operand's gradient.
 
-    They are for two large tensors and a small one, whichever is the output: a graph convolution or one of 1 x 1, and
-    their gradients. They read as it is what a plan has to copy, and multiply float32 on tensor cores.
+    The kernels are for two large tensors and a small one, any of which may be the output: graph convolutions, 1 x 1
+    convolutions and their gradients. They read in place what a plan must copy, and multiply float32 on tensor cores.
 
     Args:
         item_size: bytes of an element.
-        wide: whether there are kernels that mix channels.
-        needs: the operands that need a gradient.
+        wide: whether the kernels that mix channels are available, see :func:`is_wide`.
+        needs: for each operand, whether it needs a gradient.
     """
     labels, ranks = parse(equation, tuple(map(len, shapes)))
     *operands, output = split(labels, ranks)
@@ -81,16 +81,16 @@ def kernel_products(
 
 
 def _own(term: Labels, other: Labels, sizes: Sequence[int]) -> tuple[int, int]:
-    """Of what a term has and another lacks: the size of that which is innermost, and of the rest."""
+    """The sizes of the labels that ``term`` has and ``other`` lacks: product of the innermost run, and of the rest."""
     own = [label for label in term if label not in other]
     width = size_of(takewhile(own.__contains__, reversed(term)), sizes)
     return width, size_of(own, sizes) // width
 
 
 def _convolves(small: Labels, large: Sequence[Labels], sizes: Sequence[int]) -> bool:
-    """Whether the kernels of a graph convolution are for this."""
+    """Whether the graph convolution kernels suit these terms."""
     shared = {*small}.intersection(*large)
-    rows, copied = [], not shared.issuperset(large[0][: len(shared)])  # matrices of a batch that is not the outermost
+    rows, copied = [], not shared.issuperset(large[0][: len(shared)])  # copied: matrices whose batch is not outermost
     for term, other in (large, reversed(large)):
         own = [label for label in term if label not in other]
         run = list(takewhile(own.__contains__, reversed(term)))
@@ -104,25 +104,25 @@ def _convolves(small: Labels, large: Sequence[Labels], sizes: Sequence[int]) -> 
 
 
 def _fits(source: Labels, target: Labels, sizes: Sequence[int], item_size: int) -> bool:
-    """Whether a multiprocessor holds a small matrix, in two parts if of float32, and two tiles of 32 rows."""
+    """Whether shared memory holds the small matrix (in two parts if it is float32) and two tiles of 32 rows."""
     (width, count), (columns, _) = _own(source, target, sizes), _own(target, source, sizes)
     matrix = count * -(-width // 2) * 2 * -(-columns // 16) * 16 * (8 if item_size == 4 else item_size)
     return matrix + 2 * 32 * (count * width + columns) * item_size <= _SHARED
 
 
 def _positions(large: Sequence[Labels], sizes: Sequence[int]) -> int:
-    """Of one sample: what two terms end with."""
+    """The number of positions of one sample: the product of the sizes of the labels that both terms end with."""
     same = takewhile(lambda pair: pair[0] == pair[1], zip(*map(reversed, large), strict=False))
     return size_of([label for label, _ in same], sizes)
 
 
 def _mixes(small: Labels, large: Sequence[Labels], sizes: Sequence[int]) -> bool:
-    """Whether the channels of all positions are mixed alike."""
+    """Whether one matrix mixes the channels of all positions."""
     return {*small} == {*large[0]} ^ {*large[1]} and _positions(large, sizes) >= _POSITIONS
 
 
 def _channels(source: Labels, target: Labels, sizes: Sequence[int], item_size: int, learned: bool) -> bool:
-    """Whether the kernels that mix the channels of a large tensor are for this; learned: the matrix has a gradient."""
+    """Whether the kernels that mix the channels of a large tensor are faster. learned: the matrix has a gradient."""
     shared = [label for label in source if label in target]
     total, positions = size_of(shared, sizes), _positions((source, target), sizes)
     summed, count = size_of(source, sizes) // total, size_of(target, sizes) // total
@@ -137,7 +137,7 @@ def _channels(source: Labels, target: Labels, sizes: Sequence[int], item_size: i
         and count in _CHANNELS
         and enough
         and max(summed, count) * total * item_size >= least
-        # Half types are as fast in torch where rows lie at 16 bytes, but for products of few columns or sums.
+        # For half types torch is as fast where rows are aligned to 16 bytes, but for products of few columns or sums.
         and (
             item_size > 2
             or positions % 8 != 0
@@ -147,22 +147,22 @@ def _channels(source: Labels, target: Labels, sizes: Sequence[int], item_size: i
 
 
 def _correlates(small: Labels, large: Sequence[Labels], sizes: Sequence[int], item_size: int) -> bool:
-    """Whether the kernel that sums over all positions is for this: a plan multiplies each sample, or copies them all.
+    """Whether the kernel that sums over all positions is faster than a plan, which multiplies or copies each sample.
 
-    Its blocks leave parts of the output, which are to be few beside what is read.
+    Each of its blocks writes a partial output; these must be small compared with what is read.
     """
     total = size_of([label for label in large[0] if label in large[1]], sizes)
     samples = total // _positions(large, sizes)
     if samples == 1:
         narrow = size_of(large[0], sizes) // total <= _NARROW  # the fewer channels of the two
         parts = 8 if item_size > 2 else 4 if narrow else 1
-    else:  # a plan adds up the product of every sample; of two in half types fast ones, where rows lie at 16 bytes
+    else:  # a plan adds up a product per sample; for two samples of an aligned half type these are fast
         parts = 128 if item_size > 2 else 8 if samples == 2 and total % 16 == 0 else 64
     return total * parts >= size_of(small, sizes)
 
 
 def takes_kernels(operands: Sequence[Tensor]) -> bool:
-    """Whether the operator runs them: plain tensors, not those of torch.func or of forward-mode differentiation."""
+    """Whether the kernels take the operands: plain tensors, not those of torch.func or forward-mode differentiation."""
     return all(
         x.is_cuda
         and type(x) in (Tensor, nn.Parameter)

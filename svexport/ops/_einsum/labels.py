@@ -1,4 +1,4 @@
-"""An equation as numbers: the labels of every dimension of every operand and of the output."""
+"""Parses an equation into numbers: a label for every dimension of every operand and of the output."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def parse(equation: str, ranks: tuple[int, ...]) -> tuple[Labels, tuple[int, ...
                     f"but {name!r} {fault}"
                 )
     else:
-        names = ("...", *(name for name in sorted(counts) if counts[name] == 1))  # upper case first, as torch has it
+        names = ("...", *(name for name in sorted(counts) if counts[name] == 1))  # upper case first, as in torch
     operands.append(_expand(names, covered))
 
     numbers: dict[str, int] = {}
@@ -104,7 +104,7 @@ def split(labels: Sequence[int], ranks: Sequence[int]) -> list[Labels]:
 
 
 def label_sizes(operands: Sequence[Labels], shapes: Sequence[Shape]) -> tuple[Shape, tuple[tuple[int, int], ...]]:
-    """The broadcast size of every label, and a dimension that has it."""
+    """The broadcast size of every label, and an (operand, dimension) that has this size."""
     sizes: dict[int, int | None] = {}
     sources: dict[int, tuple[int, int]] = {}
     for i, (operand, shape) in enumerate(zip(operands, shapes, strict=True)):

@@ -18,7 +18,7 @@ from svexport.ops._einsum.labels import Labels, Shape, flatten, label_sizes, siz
 
 @dataclass(frozen=True, slots=True)
 class Diagonal:
-    """Dimensions ``dim`` and ``dim + 1`` of value ``x`` become one."""
+    """The diagonal of dimensions ``dim`` and ``dim + 1`` of value ``x``."""
 
     x: int
     dim: int
@@ -34,11 +34,11 @@ class ReduceSum:
 
 @dataclass(frozen=True, slots=True)
 class Transpose:
-    """The dimensions of ``x`` in the order ``perm``.
+    """Permutes the dimensions of ``x`` to the order ``perm``.
 
-    ``store``, if not empty, is the order in which a copy is best laid out in memory, for executors whose tensors have
-    strides: the innermost dimension stays innermost, which copies several times faster, and the product that follows
-    reads a transposed matrix just as well.
+    ``store``, if not empty, is the best memory layout of the copy, for executors whose tensors have strides. It keeps
+    the innermost dimension innermost, which copies several times faster; the product that follows reads a transposed
+    matrix just as well.
     """
 
     x: int
@@ -48,7 +48,7 @@ class Transpose:
 
 @dataclass(frozen=True, slots=True)
 class Reshape:
-    """To one dimension per group of labels: the product of their sizes, 1 for an empty group."""
+    """Reshapes to one dimension per group of labels: the product of their sizes, 1 for an empty group."""
 
     x: int
     groups: tuple[Labels, ...]
@@ -56,10 +56,10 @@ class Reshape:
 
 @dataclass(frozen=True, slots=True)
 class MatMul:
-    """``x @ y`` over the last two dimensions, the others broadcast; then summed over its dimensions ``summed``.
+    """``x @ y`` over the last two dimensions, with the others broadcast; then a sum over the dimensions ``summed``.
 
-    ``swapped``: best computed as ``(y.T @ x.T).T``, for executors whose tensors have strides: the output has the rows
-    innermost then, and so does its gradient.
+    With ``swapped``, executors whose tensors have strides best compute ``(y.T @ x.T).T``: the rows of the output, and
+    of its gradient, are innermost then.
     """
 
     x: int
@@ -87,9 +87,9 @@ class EinsumPlan:
     output.
 
     Attributes:
-        steps: in order of execution. No Transpose merely moves dimensions of size 1.
-        sizes: of every label, None where it is dynamic.
-        sources: the (operand, dimension) that has the size of a label.
+        steps: the steps in order of execution. No Transpose moves only dimensions of size 1.
+        sizes: the size of every label, None if it is dynamic.
+        sources: for every label, the (operand, dimension) that has its size.
     """
 
     steps: tuple[Step, ...]
@@ -98,7 +98,7 @@ class EinsumPlan:
 
     @property
     def transposes(self) -> int:
-        """How many steps move data without computing anything."""
+        """The number of steps that move data without computing anything."""
         return sum(isinstance(step, Transpose) for step in self.steps)
 
 
@@ -109,9 +109,9 @@ def plan(
     """Plans an einsum given in canonical form (see :func:`parse`).
 
     Args:
-        shapes: of the operands; None is a dynamic size, taken not to be broadcast.
-        training: leaves every sum to the products. A sum after a product saves a copy, but its gradient needs more.
-        view: for executors whose tensors have strides: the output costs nothing in whatever order its dimensions are.
+        shapes: shapes of the operands; None is a dynamic size, assumed not to be broadcast.
+        training: computes every sum inside a product. A sum after a product saves a copy, but its gradient costs more.
+        view: for executors whose tensors have strides: any order of the output's dimensions is free of cost.
 
     Raises:
         RuntimeError: if the sizes of a label contradict each other.
@@ -121,8 +121,8 @@ def plan(
     planner = _Planner(sizes, len(operands), training, view)
     alone = len(operands) == 1
 
-    # A dimension of size 1 is no dimension at all: it broadcasts, or Reshape puts it back at the end. Only the sum of a
-    # single operand keeps it, for the dtype that torch gives to sums.
+    # Dimensions of size 1 are dropped: they broadcast, or the last Reshape restores them. Only the sum of a single
+    # operand keeps them, because torch's sum decides the dtype of the output.
     values = []
     for i, (operand, shape) in enumerate(zip(operands, shapes, strict=True)):
         dims = [(l,) if s != 1 or (alone and l not in output) else () for l, s in zip(operand, shape, strict=True)]
@@ -146,7 +146,7 @@ def plan(
 
 
 def _path(terms: Sequence[Labels], output: Labels, sizes: Sequence[int]) -> list[tuple[int, ...]]:
-    """Which operands to contract, in order; the result of each contraction goes to the end."""
+    """The pairs of operands to contract, in order; the result of each contraction is appended to the list."""
     if len(terms) < 3:
         return [(0, 1)] * (len(terms) - 1)
     import opt_einsum
@@ -159,7 +159,7 @@ def _path(terms: Sequence[Labels], output: Labels, sizes: Sequence[int]) -> list
 
 @dataclass(frozen=True)
 class _Value:
-    """A value under planning: each of its dimensions holds a group of labels, an empty one has size 1."""
+    """A value during planning. Each dimension holds a group of labels; an empty group has size 1."""
 
     index: int
     dims: tuple[Labels, ...]
@@ -170,7 +170,7 @@ class _Value:
 
 
 class _Planner:
-    """Appends steps; ``sizes`` are those used for costs."""
+    """Appends steps to a plan; ``sizes`` are the label sizes used for costs."""
 
     _NOMINAL = 32  # for a dynamic size
 
@@ -220,7 +220,7 @@ class _Planner:
         return self.reshape(value, groups)
 
     def contract(self, x: _Value, y: _Value, kept: set[int], output: Labels | None) -> _Value:
-        """Multiplies two values and sums over what is not ``kept``; tends to the order ``output`` if that is given."""
+        """Multiplies two values and sums over the labels not ``kept``; prefers the order ``output`` if it is given."""
         if kept.issuperset(set(x.labels).intersection(y.labels)):
             return self.multiply(x, y, output)
         gemm = best_gemm(x.labels, y.labels, kept, output, self.sizes, self.training, self.view)
@@ -240,7 +240,7 @@ class _Planner:
         while lead and not lead[0]:
             lead = lead[1:]
         if rows and columns and value.labels == (*flatten(lead), *columns, *rows):
-            # Transposed as a last step, where runtimes make it part of the product.
+            # Transpose last: runtimes fuse this transpose into the product.
             value = self.arrange(value, (*lead, columns, rows))
             return self.permute(value, (*range(len(lead)), len(lead) + 1, len(lead)))
         store: Labels = ()
@@ -250,7 +250,7 @@ class _Planner:
         return self.arrange(value, (*lead, rows, columns), store)
 
     def multiply(self, x: _Value, y: _Value, output: Labels | None) -> _Value:
-        """The product of values of which no label is summed over."""
+        """The elementwise product of two values without a summed label."""
 
         def moved(order: Labels) -> int:
             parts = [(v.labels, tuple(label for label in order if label in v.labels)) for v in (x, y)]
@@ -269,10 +269,10 @@ class _Planner:
 
 
 def _scattered(group: Labels, order: Labels) -> bool:
-    """Whether ``group`` is no run of ``order``."""
+    """Whether ``group`` is not a contiguous run of ``order``."""
     return bool(group) and group != order[order.index(group[0]) :][: len(group)]
 
 
 def _permutation(dims: Sequence[Labels], order: Labels) -> tuple[int, ...]:
-    """That puts the labels of ``dims`` in ``order``, empty dimensions first."""
+    """The permutation that puts the labels of ``dims`` in ``order``, empty dimensions first."""
     return tuple(sorted(range(len(dims)), key=lambda i: order.index(dims[i][0]) if dims[i] else -1))

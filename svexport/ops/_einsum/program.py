@@ -1,4 +1,4 @@
-"""Plans run with torch operators."""
+"""Runs plans with torch operators."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from svexport.ops._einsum.labels import parse, size_of
 from svexport.ops._einsum.plan import Diagonal, EinsumPlan, MatMul, Mul, ReduceSum, Reshape, Step, Transpose, plan
 
 Program: TypeAlias = "tuple[tuple[Callable[..., Tensor], tuple[int, ...], tuple[Any, ...]], ...]"
-"""A plan bound to sizes: (function, values, further arguments) for every step."""
+"""A plan bound to sizes: (function, numbers of its input values, further arguments) for every step."""
 
 
 def bind(chosen: EinsumPlan, sizes: Sequence[int]) -> Program:
@@ -79,8 +79,8 @@ def _matmul(x: Tensor, y: Tensor, summed: tuple[int, ...]) -> Tensor:
 
 
 def _matmul_folded(x: Tensor, y: Tensor, summed: tuple[int, ...]) -> Tensor:
-    """The same with few large products: what is summed joins the inner dimension, and batches broadcast by one operand
-    the rows or columns of the other. Copies an operand, where the product of small matrices would be as large."""
+    """:func:`_matmul` with few large products. Summed dimensions join the inner dimension, and batch dimensions that
+    one operand broadcasts join the rows or columns of the other. Copies an operand; many products need as much."""
     batch = range(x.dim() - 2)
     rows = [i for i in batch if i not in summed and y.shape[i] == 1]
     columns = [i for i in batch if i not in summed and x.shape[i] == 1 and i not in rows]
@@ -103,27 +103,27 @@ def _flat(x: Tensor) -> Tensor:
 
 
 def _in_parts(x: Tensor, parts: int) -> bool:
-    """Whether to multiply one part of a batch after the other: one CPU thread then finds the products in its cache."""
+    """Whether to multiply a batch part by part, which keeps the products in the cache of a single CPU thread."""
     return x.device.type == "cpu" and torch.get_num_threads() == 1 and x.numel() >= max(parts, 1) * 2**16
 
 
-_UNROLL = 8  # up to so many products are added up one after the other, into one result
+_UNROLL = 8  # up to this many products are accumulated one by one into one result
 
 
 def _sum_of_products(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> Tensor:
-    """The sum of a few products of matrices or of batches of them, in no more memory than one takes."""
+    """The sum of a few products of (batches of) matrices, in the memory of one product."""
     multiply, accumulate = (torch.mm, Tensor.addmm_) if xs[0].dim() == 2 else (torch.bmm, Tensor.baddbmm_)
     output = multiply(xs[0], ys[0])
     for x, y in zip(xs[1:], ys[1:], strict=True):
         if type(output) is Tensor:
             accumulate(output, x.to(output.dtype), y.to(output.dtype))  # autocast does not convert products in place
         else:
-            output = output + multiply(x, y)  # traced into a graph, where nothing may be in place
+            output = output + multiply(x, y)  # under a tracer, which allows no in-place op
     return output
 
 
 def run(program: Program, operands: Sequence[Tensor]) -> Tensor:
-    """Runs a bound plan. Plain torch operators: autograd, vmap and every device and dtype come with them."""
+    """Runs a bound plan. It calls plain torch operators, so autograd, vmap and all devices and dtypes work."""
     values: list[Any] = list(operands)
     for function, inputs, arguments in program:
         tensors = [values[i] for i in inputs]

@@ -1,7 +1,7 @@
-"""``svexport.check``: what a TensorRT version will make of a file, told from the file alone.
+"""``svexport.check``: predicts what a TensorRT version does with a file, from the file alone.
 
-``nodes``: what becomes of every node. ``placement``: where quantizers stand. ``file``: what concerns the file as a
-whole. ``report``: what comes out.
+``nodes``: the verdict on every node. ``placement``: the positions of quantizers. ``file``: the file as a whole.
+``report``: the result.
 """
 
 from __future__ import annotations
@@ -29,22 +29,21 @@ __all__ = ["CheckReport", "Finding", "check"]
 def check(model: onnx.ModelProto | str | os.PathLike[str], target: str | Target) -> CheckReport:
     """Tells whether a TensorRT version parses a file, without TensorRT, a GPU or running anything.
 
-    Every node, those in nested graphs and local functions too, is held to what TensorRT's parser is known to take: its
-    op, the opset, types, ranks, attributes and which inputs have to be constants. That is read from the parser's
-    documentation and sources (see ``svexport.tensorrt.support``), and says nothing of what building the engine or its
-    numbers come to; but notes where QuantizeLinear and DequantizeLinear stand in the way of what TensorRT fuses.
+    It compares every node, including those in nested graphs and local functions, with what TensorRT's parser is known
+    to support: op, opset, types, ranks, attributes and inputs that must be constants. This knowledge comes from the
+    parser's documentation and sources (see ``svexport.tensorrt.support``). It does not cover building the engine or
+    numerical results, but notes where QuantizeLinear and DequantizeLinear prevent TensorRT's fusions.
 
     Args:
         model: an ONNX model or the path of one. Weights in other files are not read.
         target: a TensorRT version from ``"8.2"`` on, such as ``"8.4"`` or ``"10.12"``.
 
     Returns:
-        A :class:`CheckReport`; ``report.ok`` is whether nothing was found that TensorRT refuses or takes for something
-        else.
+        A :class:`CheckReport`; ``report.ok`` is True if nothing was found that TensorRT refuses or misinterprets.
 
     Raises:
-        ExportError: if ``target`` is no TensorRT version.
-        SvexportError: if the file is missing or is no ONNX model.
+        ExportError: if ``target`` is not a TensorRT version.
+        SvexportError: if the file is missing or is not an ONNX model.
     """
     started = time.perf_counter()
     platform = target if isinstance(target, Target) else Target.parse(target)
@@ -57,13 +56,13 @@ def check(model: onnx.ModelProto | str | os.PathLike[str], target: str | Target)
     with damaged(what):
         report = _checked(loaded, platform, path, started)
     if not report.ok and loaded.producer_name == "svexport" and not isinstance(target, Target):
-        # svexport.export itself asks with the Target that it wrote the file for.
+        # svexport.export passes the Target that it wrote the file for; other callers pass a string.
         report.findings.append(_for_another(platform))
     return report
 
 
 def _for_another(platform: Target) -> Finding:
-    """The way out of errors that a file of svexport has where it was exported without this target."""
+    """Advice for errors in a file that svexport exported without this target."""
     version = str(platform).removeprefix("TensorRT ")
     todo = (
         f'if it was exported without: svexport.export(..., target="{version}") writes nodes as this version reads them'

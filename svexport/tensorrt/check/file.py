@@ -1,4 +1,4 @@
-"""What concerns a file as a whole: opset, functions, data types, data in other files."""
+"""Findings about a file as a whole: opset, functions, data types, external data."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def file_findings(
     types: Mapping[str, onnx.TypeProto.Tensor],
     path: Path | None,
 ) -> Iterator[Finding]:
-    """All that is not about one node.
+    """All findings that are not about a single node.
 
     Args:
         model: the model.
-        light: the same without its large weights.
+        light: the model without its large weights.
         target: the TensorRT version.
-        types: of its tensors, by name.
-        path: of the file; None for a model in memory.
+        types: types of its tensors, by name.
+        path: path of the file; None for a model in memory.
     """
     every = list(graphs(model.graph))
     yield from _opset(model, every, target, types)
@@ -57,7 +57,7 @@ def _finding(severity: str, rule: str, expected: str, came: str, todo: str) -> F
 
 
 def _harmless(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto.Tensor]) -> bool:
-    """Whether what a node says newly is what it said without it: all axes to reduce, parts of equal size."""
+    """Whether a node's newer input or attribute changes nothing: it reduces all axes, or splits into equal parts."""
     if node.op_type.startswith("Reduce") and len(node.input) > 1:
         return reduces_everything(node, types)
     if node.op_type == "Split" and node.input[0] in types:
@@ -74,8 +74,8 @@ def _opset(
     target: Target,
     types: Mapping[str, onnx.TypeProto.Tensor],
 ) -> Iterator[Finding]:
-    """Of a newer opset than the version knows, what its nodes say that they could not say before: no parser looks at
-    the number itself, and takes nodes for those of the opsets that it knows."""
+    """For an opset newer than the version supports, the node features that older opsets lack. The parser ignores the
+    opset number, and reads nodes as those of the opsets that it supports."""
     low, high = target.opsets
     opset = opset_of(model)
     expected, came = f"opset {low} to {high}", f"opset {opset}"
@@ -93,7 +93,7 @@ def _opset(
 
 
 def _validity(light: onnx.ModelProto) -> Iterator[Finding]:
-    """What the library's own checker says, but for ops and versions that it does not know: those are told of here."""
+    """The errors of onnx.checker, except about ops and versions unknown to it, which other checks here cover."""
     try:
         onnx.checker.check_model(light)
     except Exception as error:  # noqa: BLE001 - it has several
@@ -111,7 +111,7 @@ def _functions(model: onnx.ModelProto, target: Target) -> Iterator[Finding]:
 
 
 def _other_files(every: Sequence[onnx.GraphProto], path: Path | None) -> Iterator[Finding]:
-    """Weights that lie in other files: whether those are where the parser will look. They are not opened."""
+    """Checks that external data files are where the parser will look for them. They are not opened."""
     outside = [t for graph in every for t in graph.initializer if t.data_location == TensorProto.EXTERNAL]
     places = (next((entry.value for entry in t.external_data if entry.key == "location"), "") for t in outside)
     counts = Counter(places)
@@ -141,7 +141,7 @@ def _inputs(graph: onnx.GraphProto) -> Iterator[Finding]:
 
 
 def _renamed(graph: onnx.GraphProto, target: Target) -> Iterator[Finding]:
-    """Inputs that are outputs, or that a node returns as they are: the name is the output's, after it ``__`` and it."""
+    """Inputs that are outputs too, directly or through a node that passes them on: renamed to ``__`` and the output."""
     names = {value.name: value.name for value in graph.output}
     for node in graph.node:
         attributes = attributes_of(node) if node.op_type == "Transpose" else {}
@@ -162,7 +162,7 @@ def _renamed(graph: onnx.GraphProto, target: Target) -> Iterator[Finding]:
 def _data_types(
     every: Sequence[onnx.GraphProto], target: Target, types: Mapping[str, onnx.TypeProto.Tensor]
 ) -> Iterator[Finding]:
-    """Types that the version does not know, or makes others of: one finding for each."""
+    """Types that the version does not support, or converts to others: one finding each."""
     names: dict[str, list[str]] = {}
     for name, type_ in types.items():
         names.setdefault(onnx_name(type_.elem_type), []).append(name)
@@ -183,7 +183,7 @@ def _data_types(
 
 
 def _misplaced(every: Sequence[onnx.GraphProto], target: Target, uint8: list[str]) -> list[str]:
-    """UINT8 tensors that are neither constants nor quantized nor, where the version knows such, at the boundary."""
+    """UINT8 tensors that are neither constants nor quantized nor, if the version supports it, inputs or outputs."""
     if not uint8:
         return []
     fine = {tensor.name for graph in every for tensor in graph.initializer}
@@ -195,7 +195,7 @@ def _misplaced(every: Sequence[onnx.GraphProto], target: Target, uint8: list[str
 
 
 def _narrowed(every: Sequence[onnx.GraphProto]) -> Iterator[Finding]:
-    """INT64 that becomes INT32: numbers that do not fit, and inputs and outputs that callers have to feed so."""
+    """INT64 that becomes INT32: values that do not fit, and inputs and outputs that callers must convert."""
     nodes = [node for graph in every for node in graph.node]
     bounds = {name for node in nodes if node.op_type == "Slice" for name in node.input[1:3]}  # clamped, they do as well
     constants = [(tensor.name, tensor) for graph in every for tensor in graph.initializer]
@@ -214,7 +214,7 @@ def _narrowed(every: Sequence[onnx.GraphProto]) -> Iterator[Finding]:
 
 
 def _beyond_int32(tensor: TensorProto) -> str:
-    """A number of an INT64 constant that INT32 does not hold, read where it lies; empty if there is none."""
+    """A value of an INT64 constant that INT32 does not hold, read in place; empty if there is none."""
     if tensor.data_location == TensorProto.EXTERNAL:
         return ""
     raw = tensor.raw_data

@@ -1,4 +1,4 @@
-"""What becomes of every node of a file."""
+"""Determines what TensorRT does with every node of a file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["VERDICTS", "Nodes"]
 
 VERDICTS = ("native", "plugin", "body", "unknown plugin", "undecided", "restricted", "unsupported")
-"""The later, the worse."""
+"""Verdicts on nodes, from best to worst."""
 
 _CONSEQUENCES = {
     "silent": "; the parser takes it all the same, and computes something else",
@@ -47,11 +47,11 @@ OTHERWISE = "write it with other ops, at another opset, or as a plugin"
 
 
 class Nodes:
-    """All nodes of a model, those of nested graphs and of the local functions that are called too.
+    """All nodes of a model, including those of nested graphs and of called local functions.
 
     Attributes:
-        counts: nodes by type.
-        verdicts: nodes by what becomes of them.
+        counts: number of nodes by type.
+        verdicts: number of nodes by verdict.
     """
 
     def __init__(self, model: onnx.ModelProto, target: Target, types: Mapping[str, onnx.TypeProto.Tensor]) -> None:
@@ -62,14 +62,14 @@ class Nodes:
         self._target = target
         self._types = types
         self._ops = our_ops(model)
-        self._local = {function.name: function for function in model.functions}  # the parser too knows names alone
-        self._called: set[str] = set()  # names of functions that nodes run by
+        self._local = {function.name: function for function in model.functions}  # by name only, as in the parser
+        self._called: set[str] = set()  # names of functions that nodes call
         self._tensors = {name for graph in graphs(model.graph) for name in _names(graph)}
-        self._unknown: dict[str, list[str]] = {}  # tensors, and the nodes of which restrictions depend on them
-        self._rules: dict[str, tuple[list[Rule], list[str]]] = {}  # by op, of this version
+        self._unknown: dict[str, list[str]] = {}  # tensors, and the nodes whose restrictions depend on them
+        self._rules: dict[str, tuple[list[Rule], list[str]]] = {}  # by op, for this version
 
     def findings(self) -> list[Finding]:
-        """Looks at all of them."""
+        """Checks all nodes and returns the findings."""
         self._graph(self._model.graph, opset_of(self._model), "")
         self._functions()
         self._unknown_tensors()
@@ -100,7 +100,7 @@ class Nodes:
         inputs: frozenset[str] = frozenset(),
         in_function: bool = False,
     ) -> None:
-        """Every node of a graph and of those nested in it, which see its constants, makers of tensors and inputs."""
+        """Checks every node of a graph and of its nested graphs, which see its constants, producers and inputs."""
         constants = ChainMap({}, constants or {})
         makers = ChainMap({}, makers or {})
         if isinstance(graph, onnx.GraphProto):
@@ -125,7 +125,7 @@ class Nodes:
                 self._graph(nested, opset, inside, constants, makers, inputs, in_function)
 
     def _functions(self) -> None:
-        """The local functions that nodes run by, each once."""
+        """Checks the local functions that nodes call, each once."""
         done: set[str] = set()
         while names := self._called - done:
             name = min(names)
@@ -139,7 +139,7 @@ class Nodes:
                 self._add("error", "function_constants", expected, listed(freed), INLINE, None, where)
 
     def _call(self, node: onnx.NodeProto, where: str) -> str:
-        """A node that the parser takes for a function: what it makes of the function's names."""
+        """The verdict on a node that the parser treats as a function call, and checks of the function's names."""
         function = self._local[node.op_type]
         self._called.add(node.op_type)
         if sum(other.name == function.name for other in self._model.functions) > 1:
@@ -162,7 +162,7 @@ class Nodes:
     # What becomes of them ---------------------------------------------------------------------------------------------
 
     def _verdict(self, node: Node, where: str) -> str:
-        """As the parser goes about it: its own importers, by op_type alone, then local functions, then plugins."""
+        """The verdict on a node, in the parser's order: its own importers, by op_type; local functions; plugins."""
         proto, version = node.proto, self._target.version
         name, standard = proto.op_type, proto.domain in STANDARD
         meant = standard or not onnx.defs.has(name)  # some of the parser's own ops have another domain
@@ -191,7 +191,7 @@ class Nodes:
         return self._foreign(proto, where)
 
     def _foreign(self, node: onnx.NodeProto, where: str) -> str:
-        """A plugin of somebody else, or a mistake."""
+        """The verdict on an unknown op: a third-party plugin, or a mistake."""
         namespace = next((a.s.decode(errors="replace") for a in node.attribute if a.name == "plugin_namespace"), "")
         spaces = [namespace]
         if node.domain and self._target.version >= DOMAIN_AS_NAMESPACE:
@@ -235,7 +235,7 @@ class Nodes:
         return "plugin" if self._plugin_attributes(op, node, where) else "restricted"
 
     def _plugin_attributes(self, op: Op, node: onnx.NodeProto, where: str) -> bool:
-        """Whether TensorRT finds the plugin, and the plugin all its fields."""
+        """Whether TensorRT finds the plugin, and the plugin finds all its fields."""
         given = attributes_of(node)
         found, version = given.get("plugin_namespace"), given.get("plugin_version", b"1")
         todo = "export it again: svexport writes it on every node"
@@ -254,7 +254,7 @@ class Nodes:
         return all(harmless for *_, harmless in wrong)
 
     def _native(self, node: Node, entry: Operator, where: str) -> str:
-        """A node that the parser has an importer for: what that asks of it."""
+        """The verdict on a node with an importer in the parser, by the importer's restrictions."""
         if node.proto.op_type not in self._rules:
             version = self._target.version
             rules = [rule for rule in entry.rules if rule.since <= version < rule.before]
@@ -274,7 +274,7 @@ class Nodes:
                 self._unknown.setdefault(unknown.name, []).append(_label(proto))
             return "native" if node.in_function else "undecided"
         except Undecided as undecided:
-            if node.in_function:  # of which nothing is known but where it is called
+            if node.in_function:  # its inputs are known only where it is called
                 return "native"
             self._add("warning", rule.name, rule.expected, f"not decided: {undecided}", todo, proto, where)
             return "undecided"
@@ -292,7 +292,7 @@ class Nodes:
         return "restricted"
 
     def _documented_type(self, node: Node, entry: Operator, types: list[str], where: str) -> str:
-        """Of types the documentation lists fewer than the parser takes: it may go well."""
+        """Checks a node's type against the documented ones; the parser takes more, so this is no error."""
         try:
             kind = node.dtype(entry.data) if node.has_input(entry.data) else types[0]
         except Undecided:
@@ -304,7 +304,7 @@ class Nodes:
         return "undecided"
 
     def _unknown_tensors(self) -> None:
-        """One finding for each tensor of which nothing is known, at the node that makes it."""
+        """One finding for each unknown tensor, at the node that outputs it."""
         makers = {name: node for graph in graphs(self._model.graph) for node in graph.node for name in node.output}
         for name, users in self._unknown.items():
             came = f"{name!r} has none; {listed(list(dict.fromkeys(users)))} depend on it"
@@ -325,6 +325,6 @@ def _has_plugin(op: Op, node: onnx.NodeProto) -> bool:
 
 
 def _names(graph: onnx.GraphProto) -> set[str]:
-    """Of all tensors of a graph."""
+    """The names of all tensors of a graph."""
     made = {name for node in graph.node for name in node.output}
     return made.union(value.name for value in (*graph.input, *graph.initializer))

@@ -1,4 +1,4 @@
-"""Where QuantizeLinear and DequantizeLinear stand: whether TensorRT's fusions and int8 products survive them.
+"""Checks the placement of QuantizeLinear and DequantizeLinear: whether TensorRT's fusions and int8 products survive it.
 
 Source: NVIDIA TensorRT developer guide, "Working with Quantized Types", Q/DQ layer-placement recommendations.
 """
@@ -17,18 +17,18 @@ from svexport.tensorrt.check.report import Finding
 __all__ = ["PLACEMENTS", "Placement", "placement_findings"]
 
 DOMAIN = "svexport"
-"""As ``svexport.ops`` has it, which takes torch to import."""
+"""The domain of ``svexport.ops``, repeated here because importing that needs torch."""
 
 _CONVOLUTIONS = {"Conv", "ConvTranspose"}
 _MATRICES = {"MatMul", "Gemm"}
 _ACTIVATIONS = {"Relu", "LeakyRelu", "Clip", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Elu", "Selu", "Softplus"}
 _MOVES = ("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten")
 _OF_GELU = {"Gelu", "Erf", "Div", "Mul", "Pow"}
-"""Gelu, and what a written one begins with."""
+"""Gelu, and the ops that a decomposed Gelu begins with."""
 
 
 class _Graph:
-    """Who makes and who takes each tensor of a graph."""
+    """The producer and the consumers of each tensor of a graph."""
 
     def __init__(self, graph: onnx.GraphProto) -> None:
         self.nodes = graph.node
@@ -42,7 +42,7 @@ class _Graph:
         self._constants |= {n.output[0] for n in graph.node if is_standard(n, "Constant") and constant_value(n)}
 
     def maker(self, name: str, *types: str) -> onnx.NodeProto | None:
-        """The node that makes a tensor, if it is one of these types."""
+        """The node that outputs a tensor, if it is of one of these types."""
         node = self._makers.get(name)
         return node if node is not None and node.domain in STANDARD and (not types or node.op_type in types) else None
 
@@ -50,7 +50,7 @@ class _Graph:
         return self._takers.get(name, [])
 
     def is_constant(self, name: str) -> bool:
-        """Whether it is a constant, quantized or not."""
+        """Whether a tensor is a constant, quantized or not."""
         for _ in range(3):
             node = self.maker(name, "QuantizeLinear", "DequantizeLinear")
             if name in self._constants or node is None:
@@ -59,7 +59,7 @@ class _Graph:
         return name in self._constants
 
     def quantized(self, name: str) -> bool:
-        """Whether a tensor was quantized, and perhaps moved since."""
+        """Whether a tensor comes from a quantizer, possibly through nodes that only move data."""
         for _ in range(8):
             node = self.maker(name, "DequantizeLinear", *_MOVES)
             if node is None or node.op_type == "DequantizeLinear":
@@ -68,7 +68,7 @@ class _Graph:
         return False
 
     def pairs(self) -> Iterator[tuple[onnx.NodeProto, onnx.NodeProto]]:
-        """Each QuantizeLinear of something computed, with the DequantizeLinear nodes behind it."""
+        """Each QuantizeLinear of a computed tensor, with the DequantizeLinear nodes that follow it."""
         for node in self.nodes:
             if is_standard(node, "QuantizeLinear") and not self.is_constant(node.input[0]):
                 for taker in self.takers(node.output[0]):
@@ -76,7 +76,7 @@ class _Graph:
                         yield node, taker
 
     def between(self) -> Iterator[tuple[onnx.NodeProto, onnx.NodeProto, onnx.NodeProto]]:
-        """A node, a pair's QuantizeLinear and a node behind the pair."""
+        """The node before each pair, the pair's QuantizeLinear, and a node after the pair."""
         for quantize, dequantize in self.pairs():
             before = self.maker(quantize.input[0])
             if before is not None:
@@ -84,7 +84,7 @@ class _Graph:
                     yield before, quantize, after
 
     def chain(self, node: onnx.NodeProto | None, *types: str, through: set[str]) -> onnx.NodeProto | None:
-        """The node of these types that a node is, or continues through others."""
+        """The node itself if it is of these types, or the first such node reached through ``through`` nodes."""
         for _ in range(4):
             if node is None or node.op_type in types:
                 return node
@@ -96,13 +96,13 @@ class _Graph:
 
 @dataclass(frozen=True)
 class Placement:
-    """One rule.
+    """A rule of placement.
 
     Attributes:
-        name: in a word.
-        severity: of findings.
-        expected: by TensorRT.
-        found: of a graph, the nodes that break the rule, and what came instead.
+        name: one word.
+        severity: severity of its findings.
+        expected: what TensorRT expects.
+        found: given a graph, yields the nodes that break the rule, and what was found instead.
         todo: what to do.
     """
 
@@ -114,7 +114,7 @@ class Placement:
 
 
 def placement_findings(model: onnx.ModelProto) -> Iterator[Finding]:
-    """Where QuantizeLinear and DequantizeLinear stand in the way of a fusion, by :data:`PLACEMENTS`."""
+    """Where QuantizeLinear and DequantizeLinear prevent a fusion, by :data:`PLACEMENTS`."""
     for graph in graphs(model.graph):
         if not any(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in graph.node):
             continue
@@ -146,7 +146,7 @@ def _after_matrices(graph: _Graph) -> Iterator[tuple[onnx.NodeProto, str]]:
 
 
 def _to_softmax(graph: _Graph, node: onnx.NodeProto) -> bool:
-    """Whether a node scales, or masks, or is a softmax."""
+    """Whether a node leads to a softmax through scaling and masking."""
     for _ in range(4):
         if node.op_type == "Softmax":
             return True
@@ -165,7 +165,7 @@ def _logits(graph: _Graph) -> Iterator[tuple[onnx.NodeProto, str]]:
 
 
 def _halves_of_attention(graph: _Graph) -> Iterator[tuple[onnx.NodeProto, str]]:
-    """One product of attention in int8, the other not."""
+    """Attentions with only one of the two products in int8."""
     for node in graph.nodes:
         if not is_standard(node, "Softmax"):
             continue
@@ -218,7 +218,7 @@ def _dangling(graph: _Graph) -> Iterator[tuple[onnx.NodeProto, str]]:
 
 
 def _to_plugins(graph: _Graph) -> Iterator[tuple[onnx.NodeProto, str]]:
-    """Int8 maps that are not quantized right before the node that reads them."""
+    """Int8 maps that are not quantized directly before the plugin that reads them."""
     for node in graph.nodes:
         if node.domain != DOMAIN:
             continue
@@ -287,4 +287,4 @@ PLACEMENTS: tuple[Placement, ...] = (
         "move the node before QuantizeLinear",
     ),
 )
-"""Each rule, in the order of findings."""
+"""The rules, in the order of findings."""

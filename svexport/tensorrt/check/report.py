@@ -1,4 +1,4 @@
-"""What a check found."""
+"""The result of a check."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ SEVERITIES = ("error", "warning", "note")
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing found in a file.
+    """One finding in a file.
 
     Attributes:
-        severity: ``"error"``: TensorRT does not parse it, or takes it for something else. ``"warning"``: it may not, or
-            what decides that is not known. ``"note"``: what else it needs.
-        rule: what was looked at, in a word.
-        op: type of the node; empty where the file as a whole is meant.
+        severity: ``"error"``: TensorRT does not parse the node, or misinterprets it. ``"warning"``: it may do so, or
+            the deciding facts are unknown. ``"note"``: further requirements.
+        rule: the rule checked, one word.
+        op: type of the node; empty for the file as a whole.
         node: the node's name, or its first output.
-        where: the nested graph or the function that the node is in; empty for the graph itself.
-        expected: by TensorRT.
-        came: instead.
+        where: the nested graph or the function that the node is in; empty for the main graph.
+        expected: what TensorRT expects.
+        came: what was found instead.
         todo: what to do next.
     """
 
@@ -43,16 +43,16 @@ class Finding:
 
 @dataclass(frozen=True, repr=False)
 class CheckReport:
-    """Result of :func:`svexport.check`; ``print`` shows it as tables, equal findings as one line.
+    """Result of :func:`svexport.check`; ``print`` shows it as tables, with equal findings in one line.
 
     Attributes:
         source: the file, or the name of the graph.
         target: ``"TensorRT 8.4"``.
-        opset: of the default domain.
-        ir_version: of the file.
-        nodes: nodes by type, nested graphs and functions included.
-        verdicts: nodes by what becomes of them: ``"native"``, ``"plugin"`` (of svexport), ``"body"`` (they run by their
-            local function), ``"unknown plugin"`` (of somebody else), ``"restricted"`` (a restriction is broken),
+        opset: opset of the default domain.
+        ir_version: IR version of the file.
+        nodes: number of nodes by type, including nested graphs and functions.
+        verdicts: number of nodes by verdict: ``"native"``, ``"plugin"`` (svexport's), ``"body"`` (a local function
+            runs it), ``"unknown plugin"`` (a third party's), ``"restricted"`` (it breaks a restriction),
             ``"undecided"``, ``"unsupported"``.
         findings: errors first, in the order of the file.
         seconds: wall time.
@@ -94,7 +94,7 @@ class CheckReport:
 
     @property
     def verdict(self) -> str:
-        """In a few words."""
+        """The verdict in a few words."""
         counts = [(len(self.errors), "error"), (len(self.warnings), "warning")]
         found = ", ".join(number_of(count, name) for count, name in counts if count)
         return found or "no problem found"
@@ -148,7 +148,7 @@ class CheckReport:
         return [("opset / IR", f"{self.opset} / {self.ir_version}"), ("nodes", verdicts)]
 
     def _rows(self) -> list[tuple[str, ...]]:
-        """A header, and a row for all findings that say the same of the same type of node."""
+        """A header, and one row for all findings with the same text and the same node type."""
         groups: dict[tuple[str, ...], list[Finding]] = {}
         for finding in self.findings:
             key = finding.severity, finding.op, finding.rule, finding.expected, finding.todo
@@ -161,13 +161,13 @@ class CheckReport:
 
 
 def _first(texts: Sequence[str]) -> str:
-    """The first three different ones, one a line."""
+    """The first three different texts, one per line."""
     different = list(dict.fromkeys(texts))
     more = [f"and {len(different) - 3} more"] if len(different) > 3 else []
     return "\n".join(different[:3] + more)
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first three of some names."""
+    """The first three names, and how many more there are."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(map(repr, names[:3])) + more

@@ -1,4 +1,4 @@
-"""What is known of the tensors of a file, and of our ops in it."""
+"""Infers the types of a file's tensors, and finds svexport's ops in it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 __all__ = ["OURS", "known_types", "our_ops"]
 
-OURS = "svexport"  # svexport.ops._op.DOMAIN, for which torch would have to be imported
+OURS = "svexport"  # svexport.ops._op.DOMAIN, repeated because importing it needs torch
 
 
 def our_ops(model: onnx.ModelProto) -> dict[str, Op]:
-    """Our ops by node type, for a file that has nodes of ours; nothing for others, which are checked without torch."""
+    """Our ops by node type, if the file has svexport nodes; empty for other files, which are checked without torch."""
     if not any(node.domain == OURS for graph in graphs(model.graph) for node in graph.node):
         return {}
     import svexport.ops  # noqa: F401 - fills OPS
@@ -32,7 +32,7 @@ def our_ops(model: onnx.ModelProto) -> dict[str, Op]:
 
 
 def known_types(light: onnx.ModelProto) -> Mapping[str, onnx.TypeProto.Tensor]:
-    """Types by name, inferred through the bodies of our nodes; a name that stands for several tensors has none."""
+    """Types by tensor name, inferred through the bodies of our nodes; names used for several tensors are left out."""
     model = _lowered(light)
     try:
         inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
@@ -63,9 +63,9 @@ _OF_SCALARS: Mapping[str, Callable[..., int]] = {
 
 
 def _counted_dimensions(model: onnx.ModelProto) -> dict[str, int]:
-    """What ``Size`` makes of a ``Shape``, by name: the rank, for which the library takes the number of elements.
+    """Values of ``Size`` of a ``Shape``, by name: the rank, which onnx would confuse with the number of elements.
 
-    And what is computed of ranks and constants: where axes from the last or to the last begin and end.
+    Values computed from ranks and constants are included, such as bounds of axes counted from the last.
     """
     makers = {name: node for node in model.graph.node for name in node.output}
     values = {v.name: v.type.tensor_type for v in (*model.graph.input, *model.graph.value_info)}
@@ -95,7 +95,7 @@ def _counted_dimensions(model: onnx.ModelProto) -> dict[str, int]:
 
 
 def _with_constants(model: onnx.ModelProto, numbers: Mapping[str, int]) -> onnx.ModelProto:
-    """A copy in which scalars are constants."""
+    """A copy of the model in which the given scalars are constants."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     for node in copy.graph.node:
@@ -106,7 +106,7 @@ def _with_constants(model: onnx.ModelProto, numbers: Mapping[str, int]) -> onnx.
 
 
 def _complete_rank(node: onnx.NodeProto, types: dict[str, onnx.TypeProto.Tensor]) -> None:
-    """The rank of what a node makes, where the library loses it with the sizes: before opset 13 it computes none."""
+    """Adds the rank of a node's output if onnx lost it with the sizes: before opset 13 it does not compute ranks."""
     for name in node.output[:1]:
         if name not in types or types[name].HasField("shape"):
             continue

@@ -1,4 +1,4 @@
-"""Types of tensors by TensorRT version."""
+"""The tensor types that each TensorRT version supports."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ FIRST: dict[str, Version] = {
     "INT64": (8, 2),
     "BOOL": (8, 2),
     "DOUBLE": (8, 2),
-    "UINT8": (8, 5),  # inputs and outputs of the network alone; constants become INT32 in every version
+    "UINT8": (8, 5),  # only network inputs and outputs; constants become INT32 in every version
     "BFLOAT16": (9, 0),
     "FLOAT8E4M3FN": (9, 0),
     "INT4": (10, 0),
     "FLOAT4E2M1": (10, 8),
 }
-"""The first version that knows a type, by ONNX's name for it; no version knows the others."""
+"""The first version that supports a type, by ONNX's name for it; no version supports the others."""
 
 NARROWED: dict[str, tuple[str, Version]] = {"INT64": ("INT32", (9, 0)), "DOUBLE": ("FLOAT", (99, 0))}
-"""What the parser makes of a type, and the first version that leaves it as it is."""
+"""The type that the parser converts a type to, and the first version that keeps the original."""
 
 
 @cache
 def onnx_name(number: int) -> str:
-    """``"FLOAT"``; of a number that this onnx has no name for, the number."""
+    """ONNX's name of a type, such as ``"FLOAT"``; the number itself if this onnx has no name for it."""
     return TensorProto.DataType.Name(number) if number in TensorProto.DataType.values() else f"type {number}"
 
 

@@ -1,4 +1,4 @@
-"""The types that TensorRT documents, by the words that ``operators`` has for them."""
+"""The types that TensorRT documents, keyed by the words that ``operators`` uses for them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _TYPES: dict[str, tuple[tuple[str, str, str], ...]] = {
     "float": (("FLOAT", "0.0", "99.0"), ("FLOAT16", "0.0", "99.0"), ("BFLOAT16", "9.0", "99.0")),
     "half": (("FLOAT", "0.0", "99.0"), ("FLOAT16", "0.0", "99.0")),
     "int": (("INT32", "0.0", "99.0"), ("INT64", "9.0", "99.0")),
-    "int8": (("INT8", "0.0", "10.0"),),  # from 10 on a type of quantized tensors alone
+    "int8": (("INT8", "0.0", "10.0"),),  # from 10 on only for quantized tensors
     "uint8": (("UINT8", "0.0", "99.0"),),
     "bool": (("BOOL", "0.0", "99.0"),),
     "quantized": (
@@ -22,7 +22,7 @@ _TYPES: dict[str, tuple[tuple[str, str, str], ...]] = {
 
 
 def allowed_types(words: str, of: Version) -> list[str]:
-    """What ``"float int@8.6"`` stands for in a version; ``@`` is the version that a word holds from."""
+    """The types that ``"float int@8.6"`` means in a version; ``@`` gives the first version that a word applies to."""
     types = []
     for word in words.split():
         name, _, since = word.partition("@")

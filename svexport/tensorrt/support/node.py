@@ -1,4 +1,4 @@
-"""A node with what is known of it before anything runs."""
+"""A node with the facts that are known without running the model."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from svexport.tensorrt.support.target import Version
 __all__ = ["Node", "Undecided", "UnknownTensor", "reduces_everything"]
 
 _MOST_NUMBERS = 4096
-"""Of a constant that a rule looks at; what TensorRT wants as constants are axes, sizes, thresholds and scales."""
+"""The largest constant that a rule reads; TensorRT's required constants are axes, sizes, thresholds and scales."""
 
 
 class Undecided(Exception):
-    """What is asked of a node is not known without running the model; the message says what."""
+    """A fact about a node is unknown without running the model; the message says which."""
 
 
 class UnknownTensor(Undecided):
@@ -34,16 +34,16 @@ class UnknownTensor(Undecided):
 
 @dataclass(frozen=True)
 class Node:
-    """A node and what is known of its inputs. Whatever is not known raises :class:`Undecided`.
+    """A node and the known facts about its inputs. A query for an unknown fact raises :class:`Undecided`.
 
     Attributes:
         proto: the node.
-        opset: of the default domain where it stands.
-        version: of TensorRT.
-        types: inferred or stated types of tensors by name.
-        constants: initializers and values of ``Constant`` nodes by name.
-        makers: the node that makes a tensor, by name.
-        in_function: whether names that nothing makes are the inputs of a local function, which may be constants.
+        opset: opset of the default domain in the node's graph or function.
+        version: TensorRT version.
+        types: inferred or declared types of tensors, by name.
+        constants: initializers and values of ``Constant`` nodes, by name.
+        makers: by tensor name, the node that outputs it.
+        in_function: whether names without a producer are inputs of a local function, which may be constants.
     """
 
     proto: onnx.NodeProto
@@ -55,15 +55,15 @@ class Node:
     in_function: bool = False
 
     def has_input(self, index: int) -> bool:
-        """Whether an input is given: optional ones may be left out by an empty name."""
+        """Whether an input is present; an empty name omits an optional one."""
         return index < len(self.proto.input) and bool(self.proto.input[index])
 
     def has_output(self, index: int) -> bool:
-        """Whether an output is asked for."""
+        """Whether an output is requested."""
         return index < len(self.proto.output) and bool(self.proto.output[index])
 
     def attribute(self, name: str, default: Any = None) -> Any:
-        """The value of an attribute, strings as ``str``."""
+        """The value of an attribute; strings are returned as ``str``."""
         for attribute in self.proto.attribute:
             if attribute.name != name:
                 continue
@@ -88,16 +88,16 @@ class Node:
         return self.shape_of(self.proto.input[index])
 
     def shape_of(self, name: str) -> tuple[int | None, ...]:
-        """The sizes of a value, None where one is not known."""
+        """The sizes of a value, with None for unknown ones."""
         type_ = self._type(name)
         if not type_.HasField("shape"):
             raise UnknownTensor(name)
         return tuple(d.dim_value if d.HasField("dim_value") else None for d in type_.shape.dim)
 
     def is_constant(self, index: int) -> bool:
-        """Whether an input is an initializer or a ``Constant``: what the parser takes for weights.
+        """Whether an input is an initializer or a ``Constant``, which the parser accepts as weights.
 
-        Nothing that a node computes is, not even the ``Identity`` of an initializer.
+        A value that another node computes is not, not even the ``Identity`` of an initializer.
         """
         name = self.proto.input[index]
         if name in self.constants:
@@ -107,7 +107,7 @@ class Node:
         return False
 
     def origin(self, index: int) -> str:
-        """Where an input that is no constant comes from, in words."""
+        """The origin of an input that is not a constant, in words."""
         name = self.proto.input[index]
         maker = self.makers.get(name)
         if maker is None:
@@ -115,7 +115,7 @@ class Node:
         return f"{name!r}, computed by {maker.op_type}{f' {maker.name!r}' if maker.name else ''}"
 
     def value(self, index: int) -> np.ndarray:
-        """The numbers of a constant input."""
+        """The values of a constant input."""
         name = self.proto.input[index]
         tensor = self.constants.get(name)
         if tensor is None:
@@ -134,15 +134,15 @@ class Node:
 
 
 def reduces_everything(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto.Tensor]) -> bool:
-    """Whether a reduction is the same without the axes that it has as an input: there are none, or all, or its result
-    has one element."""
+    """Whether a reduction gives the same result without its axes input: the axes are none or all, or the result has one
+    element."""
     attributes = {attribute.name: attribute.i for attribute in node.attribute}
     if attributes.get("noop_with_empty_axes", 0):
         return False
     data, axes, result = (_sizes(types, name) for name in (*node.input[:2], *node.output[:1]))
     if axes == [0] or (data is not None and axes == [len(data)]):
         return True
-    ranks = bool(attributes.get("keepdims", 1) or not result)  # of the result, with and without
+    ranks = bool(attributes.get("keepdims", 1) or not result)  # the result has the same rank with and without axes
     return ranks and result is not None and all(size == 1 for size in result)
 
 

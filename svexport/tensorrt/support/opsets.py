@@ -1,4 +1,4 @@
-"""What a node of a newer opset says that an older opset does not know, from the schemas of ONNX."""
+"""Finds features of a newer opset in a node that an older opset lacks, from ONNX's schemas."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from onnx import defs
 __all__ = ["newer_than"]
 
 _OTHERWISE = {"GroupNormalization": 21}
-"""Ops that mean something else from an opset on, with the same inputs and attributes."""
+"""Ops whose meaning changes at an opset, with the same inputs and attributes."""
 _RENAMED = {("GridSample", "mode")}
-"""Attributes of which the default has another name, and means the same."""
+"""Attributes whose default was renamed but means the same."""
 
 
 @cache
@@ -24,10 +24,10 @@ def _schema(name: str, opset: int) -> defs.OpSchema | None:
 
 
 def newer_than(node: onnx.NodeProto, opset: int, known: int) -> str:
-    """What a node of an opset says that an earlier one, ``known``, does not; empty if it means the same in both.
+    """The feature of a node at ``opset`` that the earlier opset ``known`` lacks; empty if it means the same in both.
 
-    A parser that knows opsets up to ``known`` reads the node as one of that opset. ONNX's types are not looked at: what
-    tensors a version takes is a matter of its own. Nor are ops that ``known`` does not have at all.
+    A parser that knows opsets up to ``known`` reads the node as one of that opset. Types are not compared, because each
+    TensorRT version has its own list of types. Ops that ``known`` does not have at all are not checked either.
     """
     new, old = _schema(node.op_type, opset), _schema(node.op_type, known)
     if new is None or old is None or new.since_version == old.since_version:
@@ -45,7 +45,7 @@ def newer_than(node: onnx.NodeProto, opset: int, known: int) -> str:
         return f"the attribute {unknown[0]}"
     for name, attribute in new.attributes.items():
         if name in given or name not in old.attributes or (node.op_type, name) in _RENAMED:
-            continue  # of what is new, the default is what was before
+            continue  # the default of a new attribute is the old behaviour
         before = old.attributes[name].default_value
         if attribute.default_value != before:
             return f"another default of {name}"

@@ -1,8 +1,8 @@
 """Restrictions of a node's inputs, outputs and attributes.
 
-A :class:`Rule` has words for what is expected and a function of the :class:`Node` that says what came instead, None
-where the node is as expected. What cannot be told without running the model raises :class:`Undecided`. Functions in
-lower case make rules, for ``operators`` to list; each can be limited to ``since <= version < before``.
+A :class:`Rule` describes what is expected, and has a function of the :class:`Node` that describes what came instead, or
+returns None if the node is as expected. It raises :class:`Undecided` if that is unknown without running the model. The
+functions in lower case make rules for ``operators`` to list; each can be limited to ``since <= version < before``.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ class Rule:
 
     Attributes:
         name: short and stable, for programs that read reports.
-        expected: what TensorRT wants.
-        came: what the node has instead, or None.
+        expected: what TensorRT expects.
+        came: describes what the node has instead, or returns None.
         todo: what to do about it.
-        since: the first version that it holds for.
-        before: the first that it does not hold for any more.
-        kind: ``"error"``: the parser refuses the node. ``"silent"``: it takes the node and computes something else.
-            ``"builder"``: it takes the node, of which no engine can be built. ``"documented"``: so says the
-            documentation; the parser's sources do not refuse it.
+        since: the first version that it applies to.
+        before: the first later version that it no longer applies to.
+        kind: ``"error"``: the parser refuses the node. ``"silent"``: it accepts the node and computes something else.
+            ``"builder"``: it accepts the node, but no engine can be built. ``"documented"``: only the documentation
+            states it; the parser's sources do not refuse the node.
     """
 
     name: str
@@ -72,12 +72,12 @@ class Rule:
 
 
 def within(rule: Rule, since: str = "0.0", before: str = "99.0", kind: str = "error", todo: str = "") -> Rule:
-    """A rule for the versions from ``since`` on and before ``before`` alone."""
+    """The rule, limited to versions from ``since`` on and before ``before``."""
     return replace(rule, since=version(since), before=version(before), kind=kind, todo=todo or rule.todo)
 
 
 def shown(shape: tuple[int | None, ...]) -> str:
-    """Sizes as reports spell them."""
+    """Sizes as shown in reports."""
     return f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
 
 
@@ -85,7 +85,7 @@ def shown(shape: tuple[int | None, ...]) -> str:
 
 
 def constant(index: int, name: str, **limits: Any) -> Rule:
-    """An input that has to be an initializer (or ``Constant``), if it is there."""
+    """An input that must be an initializer (or ``Constant``), if it is present."""
 
     def came(node: Node) -> Came:
         return None if not node.has_input(index) or node.is_constant(index) else node.origin(index)
@@ -94,7 +94,7 @@ def constant(index: int, name: str, **limits: Any) -> Rule:
 
 
 def computed(index: int, name: str, **limits: Any) -> Rule:
-    """An input that may be no initializer."""
+    """An input that must not be an initializer."""
 
     def came(node: Node) -> Came:
         return f"{node.proto.input[index]!r}, an initializer" if node.is_constant(index) else None
@@ -103,7 +103,7 @@ def computed(index: int, name: str, **limits: Any) -> Rule:
 
 
 def foldable(index: int, name: str, **limits: Any) -> Rule:
-    """An input whose values the parser has to be able to work out: it can, of the sizes of tensors and the like."""
+    """An input whose values the parser must be able to compute, for example from sizes of tensors."""
 
     def came(node: Node) -> Came:
         if not node.has_input(index) or node.is_constant(index):
@@ -116,7 +116,7 @@ def foldable(index: int, name: str, **limits: Any) -> Rule:
 
 
 def rank(index: int, *allowed: int, **limits: Any) -> Rule:
-    """How many dimensions an input may have."""
+    """The number of dimensions that an input may have."""
     dims = " or ".join([", ".join(map(str, allowed[:-1])), str(allowed[-1])] if len(allowed) > 1 else [str(allowed[0])])
 
     def came(node: Node) -> Came:
@@ -129,7 +129,7 @@ def rank(index: int, *allowed: int, **limits: Any) -> Rule:
 
 
 def static(index: int, **limits: Any) -> Rule:
-    """An input of sizes that are known."""
+    """An input whose sizes must be static."""
 
     def came(node: Node) -> Came:
         shape = node.shape(index)
@@ -141,7 +141,7 @@ def static(index: int, **limits: Any) -> Rule:
 
 
 def refused(*types: str, inputs: tuple[int, ...] = (0,), **limits: Any) -> Rule:
-    """Types for which the parser has an error."""
+    """Types that the parser refuses."""
     todo = "cast to a floating-point type before it"
     return within(
         Rule("type", f"no {' or '.join(types)} tensors", lambda node: _typed(node, inputs, types), todo), **limits
@@ -149,7 +149,7 @@ def refused(*types: str, inputs: tuple[int, ...] = (0,), **limits: Any) -> Rule:
 
 
 def only(*types: str, inputs: tuple[int, ...] = (0,), **limits: Any) -> Rule:
-    """The types for which the parser has no error."""
+    """The only types that the parser does not refuse."""
     others = [name for name in FIRST if name not in types]
     return within(
         Rule("type", f"tensors of {' or '.join(types)}", lambda node: _typed(node, inputs, others), "cast before it"),
@@ -164,7 +164,7 @@ def _typed(node: Node, inputs: Sequence[int], types: Sequence[str]) -> Came:
 
 
 def same_types(*inputs: int, **limits: Any) -> Rule:
-    """Inputs that must be of one type, as far as they are there."""
+    """Inputs that must have the same type, if they are present."""
 
     def came(node: Node) -> Came:
         found = list(dict.fromkeys(node.dtype(i) for i in inputs if node.has_input(i)))
@@ -174,7 +174,7 @@ def same_types(*inputs: int, **limits: Any) -> Rule:
 
 
 def no_output(index: int, name: str, **limits: Any) -> Rule:
-    """An output that must not be asked for."""
+    """An output that must not be requested."""
 
     def came(node: Node) -> Came:
         return f"the output {node.proto.output[index]!r}" if node.has_output(index) else None
@@ -184,7 +184,7 @@ def no_output(index: int, name: str, **limits: Any) -> Rule:
 
 
 def no_input(index: int, name: str, **limits: Any) -> Rule:
-    """An input that must be left out."""
+    """An input that must be omitted."""
 
     def came(node: Node) -> Came:
         return f"{node.proto.input[index]!r}" if node.has_input(index) else None
@@ -193,7 +193,7 @@ def no_input(index: int, name: str, **limits: Any) -> Rule:
 
 
 def needs_input(index: int, name: str, **limits: Any) -> Rule:
-    """An input that must be there, optional as it is in ONNX."""
+    """An input that must be present, although it is optional in ONNX."""
 
     def came(node: Node) -> Came:
         return None if node.has_input(index) else f"{len(node.proto.input)} inputs"
@@ -205,7 +205,7 @@ def needs_input(index: int, name: str, **limits: Any) -> Rule:
 
 
 def attribute(name: str, default: Any, *allowed: Any, **limits: Any) -> Rule:
-    """An attribute that has to have one of some values."""
+    """An attribute that must have one of some values."""
 
     def came(node: Node) -> Came:
         found = node.attribute(name, default)
@@ -215,7 +215,7 @@ def attribute(name: str, default: Any, *allowed: Any, **limits: Any) -> Rule:
 
 
 def all_ones(name: str, **limits: Any) -> Rule:
-    """An attribute that may have ones alone."""
+    """An attribute whose values must all be 1."""
 
     def came(node: Node) -> Came:
         found = list(node.attribute(name, ()))
@@ -225,7 +225,7 @@ def all_ones(name: str, **limits: Any) -> Rule:
 
 
 def without(*names: str, **limits: Any) -> Rule:
-    """Attributes that a node may not have."""
+    """Attributes that a node must not have."""
 
     def came(node: Node) -> Came:
         return next((a.name for a in node.proto.attribute if a.name in names), None)
@@ -234,7 +234,7 @@ def without(*names: str, **limits: Any) -> Rule:
 
 
 def no_type(name: str, *types: str, **limits: Any) -> Rule:
-    """The types that an attribute may not name."""
+    """Types that an attribute must not name."""
 
     def came(node: Node) -> Came:
         found = onnx_name(node.attribute(name, 0))

@@ -1,4 +1,4 @@
-"""TensorRT versions as targets: which opsets they parse and whether bodies may stand beside plugins."""
+"""TensorRT versions as targets: the opsets they parse, and whether a file may carry bodies together with plugins."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Version: TypeAlias = tuple[int, int]
 # From the release notes.
 _MINORS = {8: (2, 4, 5, 6), 9: range(4), 10: range(17), 11: range(6)}
 KNOWN = tuple((major, minor) for major, minors in _MINORS.items() for minor in minors)
-"""The versions that there are, to the newest of which anything is known here."""
+"""The released versions, up to the newest that this module knows."""
 
 # (first version, lowest opset, highest opset), from the release notes and docs/operators.md of onnx-tensorrt.
 _OPSETS = [((8, 2), 9, 13), ((8, 4), 9, 17), ((10, 0), 9, 20), ((10, 15), 9, 24), ((11, 5), 9, 25)]
@@ -33,11 +33,11 @@ _OPSETS = [((8, 2), 9, 13), ((8, 4), 9, 17), ((10, 0), 9, 20), ((10, 15), 9, 24)
 LOCAL_FUNCTIONS: Version = (9, 0)
 """The first version that parses local functions."""
 PLUGINS_BEFORE_FUNCTIONS: Version = (10, 7)
-"""The first version that asks for a plugin before it looks at local functions, by the changelog of its parser."""
+"""The first version that looks for a plugin before local functions, by the changelog of its parser."""
 DOMAIN_AS_NAMESPACE: Version = (10, 10)
-"""The first that looks for a plugin under the node's domain, where the node has no attribute plugin_namespace."""
+"""The first version that looks for a plugin under the node's domain, if the node has no attribute plugin_namespace."""
 PLUGINS_FIRST: Version = (10, 16)
-"""The first that asks for a plugin before anything else, where the node has that attribute."""
+"""The first version that looks for a plugin before anything else, if the node has that attribute."""
 
 
 def version(text: str) -> Version:
@@ -57,9 +57,9 @@ class Target:
 
     Attributes:
         version: (major, minor).
-        opsets: lowest and highest opset its parser knows.
-        bodies: whether the parser asks for a plugin before it looks at local functions. Before, a body would shadow the
-            plugin, so files for those versions carry none.
+        opsets: lowest and highest opset that its parser supports.
+        bodies: whether the parser looks for a plugin before local functions. In earlier versions a body would shadow
+            the plugin, so files for them carry none.
     """
 
     version: Version
@@ -68,10 +68,10 @@ class Target:
 
     @classmethod
     def parse(cls, text: str) -> Target:
-        """``"8.6"``, ``"10.12"``, ``"11"``; ``"8.6.1"`` is 8.6.
+        """Parses ``"8.6"``, ``"10.12"``, ``"11"``; ``"8.6.1"`` is 8.6.
 
         Raises:
-            ExportError: on anything that is none of the versions in ``KNOWN``.
+            ExportError: on a text that is not one of the versions in ``KNOWN``.
         """
         if isinstance(text, float):
             raise ExportError(f"target expects a text, such as '8.6', got the number {text}: 10.10 would be 10.1")
