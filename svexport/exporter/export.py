@@ -71,6 +71,10 @@ WEIGHTS = ("inputs", "attributes")
 
 _lock = threading.RLock()  # the exporters' registries are global
 
+_MANY = 2**20
+"""Elements of inputs and parameters from which on torch runs while the file is written. With fewer, both are mostly
+Python, and threads that take turns make them slower."""
+
 
 @second_tracer
 def export(
@@ -341,6 +345,8 @@ def _prove(
     if kind == "none":
         return _Proof()
     try:
+        if sum(tensor.numel() for tensor in (*flat.tensors, *flat.parameters())) < _MANY:
+            file.written  # noqa: B018 - waits
         verification = verify_file(
             flat,
             file,

@@ -44,7 +44,7 @@ class Extent(NamedTuple):
     exhaustive: bool
 
 
-SOME = Extent(product=0.5, cases=0.75, case=4.0, exhaustive=False)
+SOME = Extent(product=0.5, cases=0.6, case=4.0, exhaustive=False)
 MOST = Extent(product=3.0, cases=15.0, case=math.inf, exhaustive=True)
 
 
