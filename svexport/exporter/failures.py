@@ -25,6 +25,35 @@ Error = TypeVar("Error", bound=SvexportError)
 
 _BITS = {"and_": "&", "or_": "|", "xor": "^", "lshift": "<<", "rshift": ">>"}
 
+_KNOWN = (
+    (
+        "registered for the complex-valued input",
+        "forward computes with complex numbers, for which a function has no form in ONNX",
+        "compute with the real and imaginary parts, torch.view_as_real(z)",
+    ),
+    (
+        "Tensor that doesn't have storage",
+        "forward takes derivatives backwards (torch.func.grad, vjp or jacrev), which are not traced",
+        "write the derivative out, or take it forwards by torch.func.jvp",
+    ),
+    (
+        r"op='aten\.(\w+)', overload='(?:\w+_)?generator",
+        "forward draws random numbers ({0}) from a generator of its own",
+        "draw them outside, and pass them as inputs, or keep them in a buffer if they are always the same",
+    ),
+    (
+        "unhashable type: non-nested SymInt",
+        "forward looks a dynamic size up in a dict, a set or a cache",
+        "compute anew what is kept by size, from that size alone, or make it static",
+    ),
+    (
+        "Unsupported attribute type: .*Symbolic",
+        "a number that ONNX has as an attribute is a dynamic size, such as groups=x.shape[0] of a convolution",
+        "make that size static, or compute it by functions that take tensors, such as torch.einsum",
+    ),
+)
+"""For each known error: a pattern of its text, the reason with the pattern's groups, and the advice."""
+
 _SOLVER = f"{os.sep}sympy{os.sep}"
 
 
@@ -74,31 +103,9 @@ def reason_of(error: BaseException, input_names: Sequence[str]) -> tuple[str, st
             "a file takes the same branches for all inputs: compute both and choose by torch.where, or make a constant "
             "of it; opset=17 or less takes the way of the given inputs, and tries others with which it would not hold",
         )
-    if "registered for the complex-valued input" in text:
-        return (
-            "forward computes with complex numbers, for which a function has no form in ONNX",
-            "compute with the real and imaginary parts, torch.view_as_real(z)",
-        )
-    if "Tensor that doesn't have storage" in text:
-        return (
-            "forward takes derivatives backwards (torch.func.grad, vjp or jacrev), which are not traced",
-            "write the derivative out, or take it forwards by torch.func.jvp",
-        )
-    if drawn := re.search(r"op='aten\.(\w+)', overload='(?:\w+_)?generator", text):
-        return (
-            f"forward draws random numbers ({drawn[1]}) from a generator of its own",
-            "draw them outside, and pass them as inputs, or keep them in a buffer if they are always the same",
-        )
-    if "unhashable type: non-nested SymInt" in text:
-        return (
-            "forward looks a dynamic size up in a dict, a set or a cache",
-            "compute anew what is kept by size, from that size alone, or make it static",
-        )
-    if re.search(r"Unsupported attribute type: .*Symbolic", text):
-        return (
-            "a number that ONNX has as an attribute is a dynamic size, such as groups=x.shape[0] of a convolution",
-            "make that size static, or compute it by functions that take tensors, such as torch.einsum",
-        )
+    for pattern, why, advice in _KNOWN:
+        if found := re.search(pattern, text):
+            return why.format(*found.groups()), advice
     if bitwise := re.search(r"(?:target=operator\.|<built-in function )(and_|or_|xor|lshift|rshift)\b", text):
         return (
             f"forward computes with the bits of a dynamic size ({_BITS[bitwise[1]]}), for which it has no form in ONNX",

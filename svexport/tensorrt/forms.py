@@ -318,12 +318,12 @@ def _instance_norm(b: Builder, node: _Node) -> Any:
     return y
 
 
-def _in_float(op_type: str, **versions: Version) -> None:
-    @_form(op_type, **versions)
+def _in_float(op_type: str, applies: Callable[[_Node], bool]) -> None:
+    @_form(op_type)
     def write(b: Builder, node: _Node) -> Any:
         """In FLOAT, of which the parser has numbers that it puts beside those of the node."""
         half = TensorProto.FLOAT16
-        if node.inputs[0].dtype != half or not _FLOAT_BESIDE[op_type](node):
+        if node.inputs[0].dtype != half or not applies(node):
             return None
         given = [b.cast(x, TensorProto.FLOAT) if x.dtype == half else x for x in node.inputs]
         inputs = [x if x.name else None for x in given]
@@ -331,12 +331,8 @@ def _in_float(op_type: str, **versions: Version) -> None:
         return [b.cast(replace(y, dtype=TensorProto.FLOAT), half) for y in made]
 
 
-_FLOAT_BESIDE: dict[str, Callable[[_Node], bool]] = {
-    "GRU": lambda _: True,
-    "Gemm": lambda node: {node.attributes.get("alpha", 1.0), node.attributes.get("beta", 1.0)} != {1.0},
-}
-_in_float("GRU")
-_in_float("Gemm")
+_in_float("GRU", lambda _: True)
+_in_float("Gemm", lambda node: {node.attributes.get("alpha", 1.0), node.attributes.get("beta", 1.0)} != {1.0})
 
 
 @_form("LayerNormalization", before=(8, 6))
