@@ -167,7 +167,7 @@ def _advise_file(path: Path, name: str, rules: list[Rule], fix: bool) -> tuple[l
         try:
             source.write()
         except OSError as error:
-            raise AdviseError(f"cannot write {name}: {error.strerror or error}; nothing of it was changed") from error
+            raise AdviseError(f"cannot write {name}: {error.strerror or error}; the file was not changed") from error
     message = f"a function of more than {MAX_NODES:,} nodes is not analysed"
     too_long = [Finding(name, *source.position(f.node), "", message) for f in analysis.too_long]
     return analysis.findings(name), too_long, fixed

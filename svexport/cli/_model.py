@@ -43,12 +43,12 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         "model",
         metavar="MODEL",
         type=_model_spec,
-        help="package.module:callable or path/to/file.py:callable; an nn.Module, or what returns one when called",
+        help="package.module:callable or path/to/file.py:callable; an nn.Module, or a callable that returns one",
     )
     parser.add_argument(
         "--weights", metavar="FILE", help="checkpoint to load into the model: a state_dict, alone or under a usual key"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of random weights and inputs (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of random weights and inputs (default: 0)")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,7 +92,9 @@ def load(options: argparse.Namespace) -> tuple[nn.Module, Any]:
             )
         named = Counter(spec.name for spec in options.input)
         if twice := [name for name, count in named.items() if count > 1]:
-            raise ExportError(f"--input gives {', '.join(twice)} more than once; of a list, name NAME_0, NAME_1")
+            raise ExportError(
+                f"--input gives {', '.join(twice)} more than once; for a list, name its items NAME_0, NAME_1"
+            )
         generator = torch.Generator().manual_seed(options.seed)
         given = {**(given or {}), **{spec.name: _random(spec, generator) for spec in options.input}}
     if isinstance(given, Mapping):
@@ -143,7 +145,7 @@ def batches(given: Sequence[str], model: nn.Module) -> Iterable[Any]:
             found = found()
     if not isinstance(found, Iterable):
         raise ExportError(
-            f"{given[0]} is a {type(found).__name__}; expected an iterable of batches, or what returns one when called"
+            f"{given[0]} is a {type(found).__name__}; expected an iterable of batches, or a callable that returns one"
         )
     return found
 
@@ -320,7 +322,7 @@ def _torch_load(path: Path) -> Any:
         first = (str(error) or type(error).__name__).splitlines()[0]  # the error of an empty file has no message
         raise ExportError(
             f"{path} cannot be read as tensors saved by torch.save: {first}\n"
-            "  Only tensors in dicts, lists and tuples are read, for other objects could run code; "
+            "  Only tensors in dicts, lists and tuples are read, because other objects could run code; "
             "save such: torch.save(model.state_dict(), file)"
         ) from error
 

@@ -16,11 +16,17 @@ from svexport.cli import Outcome
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("paths", metavar="PATH", nargs="*", help="files, and folders of them (default: .)")
-    parser.add_argument("--fix", action="store_true", help="write the better form where it computes the same for sure")
-    for flag, meaning in (("--select", "these rules alone"), ("--ignore", "not these rules")):
+    parser.add_argument(
+        "paths", metavar="PATH", nargs="*", help="Python files, and folders that hold them (default: .)"
+    )
+    parser.add_argument("--fix", action="store_true", help="write the better form where it certainly computes the same")
+    for flag, meaning in (("--select", "only these rules"), ("--ignore", "not these rules")):
         parser.add_argument(
-            flag, metavar="CODES", action="append", default=[], help=f"{meaning}: codes or their beginnings, by commas"
+            flag,
+            metavar="CODES",
+            action="append",
+            default=[],
+            help=f"{meaning}: codes or their beginnings, separated by commas",
         )
     parser.add_argument(
         "--exclude",

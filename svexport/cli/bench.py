@@ -17,10 +17,12 @@ from svexport.cli._progress import status
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     _model.add_arguments(parser)
-    parser.add_argument("files", metavar="FILE", nargs="*", help=".onnx, .engine or .plan; none: torch alone")
-    parser.add_argument("--compile", action="store_true", help="torch.compile of the model takes part")
-    parser.add_argument("--seconds", type=float, default=1.0, help="for each of them (default: 1), at least 10 runs")
-    parser.add_argument("--runs", type=int, metavar="N", help="so many runs of each, whatever time they take")
+    parser.add_argument("files", metavar="FILE", nargs="*", help=".onnx, .engine or .plan (default: none, torch alone)")
+    parser.add_argument("--compile", action="store_true", help="also time torch.compile of the model")
+    parser.add_argument(
+        "--seconds", type=float, default=1.0, help="how long to time each (default: 1, and at least 10 runs)"
+    )
+    parser.add_argument("--runs", type=int, metavar="N", help="number of runs of each, in place of --seconds")
     parser.add_argument("--report", metavar="FILE.html", help="write table and picture as a page")
 
 

@@ -39,27 +39,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         type=_ranges,
-        help="likewise, of inputs whose numbers are sizes",
+        help="the same for inputs whose numbers are sizes",
     )
     options = parser.add_argument_group("options of TensorRT")
     options.add_argument("--fp16", action="store_true", help="before TensorRT 10: also compute in half")
     options.add_argument("--tf32", action="store_true", help="multiply float32 in TF32")
-    options.add_argument("--optimization-level", type=int, metavar="0-5", help="how long to look for fast kernels")
+    options.add_argument("--optimization-level", type=int, metavar="0-5", help="how long to search for fast kernels")
     options.add_argument("--workspace", metavar="SIZE", help="scratch memory, such as 4G or 512M (default: all)")
-    options.add_argument("--dla-core", type=int, metavar="N", help="run on this DLA what it takes")
-    options.add_argument("--version-compatible", action="store_true", help="loads in later versions of this major one")
-    options.add_argument("--hardware-compatibility", choices=("ampere+", "same"), help="runs on other GPUs too")
+    options.add_argument("--dla-core", type=int, metavar="N", help="run on this DLA what it supports")
+    options.add_argument("--version-compatible", action="store_true", help="load in later versions of this major")
+    options.add_argument("--hardware-compatibility", choices=("ampere+", "same"), help="run on other GPUs too")
     options.add_argument("--strip-weights", action="store_true", help="leave the weights out of the plan")
-    options.add_argument("--refit", action="store_true", help="weights can be exchanged")
-    options.add_argument("--plugins", metavar="LIBRARY", type=Path, help="the plugin library (default: what is there)")
-    options.add_argument("--timing-cache", metavar="FILE", type=Path, help="default: svexport's, by device and version")
+    options.add_argument("--refit", action="store_true", help="let the weights be exchanged")
+    options.add_argument("--plugins", metavar="LIBRARY", type=Path, help="the plugin library (default: the one found)")
+    options.add_argument("--timing-cache", metavar="FILE", type=Path, help="timings (default: by device and version)")
     options.add_argument("--no-timing-cache", action="store_true", help="measure every kernel anew")
     options.add_argument("--device", metavar="cuda:N", help="default: cuda")
-    parser.add_argument("--no-check", action="store_true", help="do not hold the file to what TensorRT parses first")
+    parser.add_argument("--no-check", action="store_true", help="skip the check of what TensorRT parses")
     parser.add_argument("--report", metavar="FILE.html", help="write layers, plugins and reformats as a page")
     parser.add_argument("--trtexec", action="store_true", help="only print the command of trtexec")
     parser.add_argument(
-        "--target", metavar="VERSION", help="of --trtexec: the TensorRT it is for (default: the installed one)"
+        "--target", metavar="VERSION", help="with --trtexec: the TensorRT version (default: the installed one)"
     )
 
 

@@ -16,8 +16,8 @@ from svexport.cli import Outcome, _ahead, _model
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     _model.add_arguments(parser)
     parser.add_argument("file", metavar="FILE", help="the exported model: .onnx, .engine or .plan")
-    parser.add_argument("--layers", action="store_true", help="also compare inside: the first layer that differs")
-    parser.add_argument("--onnx", metavar="FILE.onnx", help="of --layers: what an .engine was built from")
+    parser.add_argument("--layers", action="store_true", help="also compare layers, and find the first that differs")
+    parser.add_argument("--onnx", metavar="FILE.onnx", help="with --layers: the file an .engine was built from")
     parser.add_argument("--rtol", type=float, help="relative tolerance (default: by data type)")
     parser.add_argument("--atol", type=float, help="absolute tolerance (default: by data type)")
     parser.add_argument("--report", metavar="FILE.html", help="write the comparison as a page")

@@ -25,10 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fails",
         choices=("check", "load", "build", "differs"),
         required=True,
-        help="svexport check finds an error; ONNX Runtime does not load it; TensorRT builds no engine; "
-        "its engine computes something else than ONNX Runtime",
+        help="check: svexport check finds an error; load: ONNX Runtime does not load it; build: TensorRT builds no "
+        "engine; differs: its engine computes something else than ONNX Runtime",
     )
-    parser.add_argument("--target", metavar="VERSION", help="of --fails check: a TensorRT version, such as 8.6")
+    parser.add_argument("--target", metavar="VERSION", help="with --fails check: a TensorRT version, such as 8.6")
 
 
 def run(options: argparse.Namespace) -> Outcome:

@@ -43,9 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     folder = Path("build/demo")
     parser.add_argument("-o", "--output", type=Path, default=folder, metavar="FOLDER", help=f"default: {folder}")
     parser.add_argument("--opset", type=int, nargs="+", default=[11, 17], metavar="N", help="default: 11 17")
-    parser.add_argument("--model", nargs="+", metavar="NAME", help="which ones (default: every one)")
+    parser.add_argument("--model", nargs="+", metavar="NAME", help="examples to export (default: all)")
     parser.add_argument("--report", type=Path, metavar="FILE.html", help="default: report.html in that folder")
-    parser.add_argument("--quick", action="store_true", help="the small configuration of each model")
+    parser.add_argument("--quick", action="store_true", help="use the small configuration of each model")
 
 
 def run(options: argparse.Namespace) -> Outcome:

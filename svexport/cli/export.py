@@ -36,21 +36,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="svexport nodes to keep; the others are lowered to standard ONNX (default: all with a TensorRT plugin)",
     )
     parser.add_argument("--target", metavar="VERSION", help="TensorRT version the file is for, such as 8.6")
-    parser.add_argument("--dtype", choices=DTYPES, help="of the exported model; inputs keep theirs")
+    parser.add_argument("--dtype", choices=DTYPES, help="data type of the exported model; inputs keep theirs")
     parser.add_argument(
         "--dynamic",
         type=_dynamic,
         action="append",
         default=[],
         metavar="auto|NAME:AXIS=SYMBOL",
-        help="a size of an input that may change, such as image:0=batch; may be repeated. auto: the first size of "
-        "every input of which the model allows it",
+        help="a size that may change, such as image:0=batch; may be repeated. auto: the first size of "
+        "every input for which the model allows it",
     )
     parser.add_argument(
-        "--input-names", type=_names, metavar="NAME,NAME", help="of the file (default: forward's parameters)"
+        "--input-names", type=_names, metavar="NAME,NAME", help="inputs of the file (default: forward's parameters)"
     )
     parser.add_argument(
-        "--output-names", type=_names, metavar="NAME,NAME", help="of the file (default: keys and places of the result)"
+        "--output-names",
+        type=_names,
+        metavar="NAME,NAME",
+        help="outputs of the file (default: keys and places of the result)",
     )
     parser.add_argument(
         "--simplify", action="store_true", help="fold constants, share equal nodes and remove Transposes that cancel"
@@ -59,8 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--weights-as",
         choices=("inputs", "attributes"),
         default="inputs",
-        help="how the weights of a node that has many (the transformer decoder) travel; a TensorRT plugin is created "
-        "with its attributes, but given its inputs in every inference (default: inputs)",
+        help="how a node with many weights (the transformer decoder) holds them: a TensorRT plugin gets attributes "
+        "once, when it is created, and inputs in every inference (default: inputs)",
     )
     parser.add_argument(
         "--verify",
@@ -78,8 +81,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="auto|MODULE",
-        help="with a half --dtype, what stays float32: modules by name or pattern, repeatable; auto: what overflows or "
-        "loses too much on the inputs",
+        help="with a half --dtype, what stays float32: modules by name or pattern, may be repeated; auto: what "
+        "overflows or loses too much on the inputs",
     )
     parser.add_argument("--rtol", type=float, help="relative tolerance (default: by data type)")
     parser.add_argument("--atol", type=float, help="absolute tolerance (default: by data type)")

@@ -24,9 +24,11 @@ from svexport.progress import phase
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("list", "explain", "tune"))
     parser.add_argument("op", nargs="?", metavar="OP", help="explain, tune: the op")
-    parser.add_argument("--shape", type=_shape, metavar="AxBxC", help="explain, tune: of the tensor that `list` names")
-    parser.add_argument("--dtype", metavar="TYPE", help="of that tensor (default: float32; tune: that and float16)")
-    parser.add_argument("--backward", action="store_true", help="the gradient's kernels")
+    parser.add_argument(
+        "--shape", type=_shape, metavar="AxBxC", help="explain, tune: shape of the tensor that `list` names"
+    )
+    parser.add_argument("--dtype", metavar="TYPE", help="its type (default: float32; tune: float32 and float16)")
+    parser.add_argument("--backward", action="store_true", help="kernels of the gradient")
     parser.add_argument("--gpu", metavar="NAME", help="t4, orin, h100, … (default: this machine's, else h100)")
     parser.add_argument(
         "--set",
@@ -67,12 +69,16 @@ def _explain(options: argparse.Namespace) -> Outcome:
     from svexport.kernels.shapes import problem
 
     if options.op is None or options.shape is None:
-        raise UnsupportedError("explain takes an op and its --shape; `svexport kernels list` has them")
+        raise UnsupportedError(
+            "explain expects an op and --shape; `svexport kernels list` has the ops and their shapes"
+        )
     gpu = _gpu(options.gpu)
     asked = problem(options.op, options.shape, options.dtype or "float32", backward=options.backward)
     more = dict(options.set)
     if twice := more.keys() & asked.keys() - {"strides"}:
-        raise UnsupportedError(f"--shape, --dtype and --backward say what {', '.join(sorted(twice))} is, not --set")
+        raise UnsupportedError(
+            f"{', '.join(sorted(twice))} follows from --shape, --dtype and --backward; leave it out of --set"
+        )
     asked |= more
     plan = planner.plan(options.op, gpu, **asked)
     table = Table("", "tactic", "id", "us", "grid", "block", "shared memory", box=box.SIMPLE_HEAD)
@@ -100,9 +106,11 @@ def _tune(options: argparse.Namespace) -> Outcome:
     from svexport.kernels.shapes import problem
 
     if options.gpu or options.set:
-        raise UnsupportedError("tune takes the GPU at hand and contiguous tensors, no --gpu and no --set")
+        raise UnsupportedError("tune runs on this machine's GPU with contiguous tensors; leave out --gpu and --set")
     if options.shape and not options.op:
-        raise UnsupportedError("tune takes the op of a --shape; `svexport kernels list` has them")
+        raise UnsupportedError(
+            "tune expects the op that --shape belongs to; `svexport kernels list` has the ops and their shapes"
+        )
     shapes = {options.op: [(options.shape, options.backward)]} if options.shape else tune.NAMED
     dtypes = [options.dtype] if options.dtype else ["float32", "float16"]
     cases = [

@@ -18,20 +18,20 @@ from svexport.errors import BackendNotAvailableError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("build", "list", "path"))
     parser.add_argument(
-        "--tensorrt", metavar="MAJOR", type=int, help="path: for this version (default: the newest built)"
+        "--tensorrt", metavar="MAJOR", type=int, help="path: the library for this version (default: the newest built)"
     )
     build = parser.add_argument_group("build")
     build.add_argument(
         "--tensorrt-root",
         metavar="DIR",
         type=Path,
-        help="with its include/ (default: TENSORRT_ROOT, else the system's)",
+        help="folder with its include/ (default: TENSORRT_ROOT, else the system's)",
     )
     build.add_argument(
         "--arch",
         nargs="+",
         metavar="X.Y",
-        help="compute capabilities, such as 8.7 (default: those of this machine's GPUs, without one all)",
+        help="compute capabilities, such as 8.7 (default: those of this machine's GPUs, or all without a GPU)",
     )
     build.add_argument(
         "-o", "--output", metavar="DIR", type=Path, help="folder of the library (default: svexport's cache)"

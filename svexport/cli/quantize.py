@@ -26,21 +26,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         required=True,
         metavar="FILE|MODULE:NAME",
-        help=".npz or .pt files with the arguments of forward, or an iterable of them in Python, a DataLoader perhaps",
+        help=".npz or .pt files with the arguments of forward, or an iterable of them in Python, such as a DataLoader",
     )
-    parser.add_argument("--limit", type=_count, metavar="N", help="so many batches (default: all)")
+    parser.add_argument("--limit", type=_count, metavar="N", help="number of batches to use (default: all)")
     parser.add_argument("-o", "--output", metavar="FILE.onnx", type=_ahead.onnx_file, help="file to write")
     parser.add_argument(
-        "--method", choices=METHODS, help="of calibration (default: entropy; of fp8, which has two, minmax)"
+        "--method",
+        choices=METHODS,
+        help="how scales are chosen (default: entropy; fp8, which has minmax and percentile: minmax)",
     )
-    parser.add_argument("--format", choices=("int8", "fp8"), default="int8", help="of numbers (default: int8)")
-    parser.add_argument("--percentile", type=float, default=99.99, help="for that method, in per cent (default: 99.99)")
     parser.add_argument(
-        "--keep", action="append", default=[], metavar="LAYER", help="stays as it is; a name or pattern, repeatable"
+        "--format", choices=("int8", "fp8"), default="int8", help="type of quantized numbers (default: int8)"
     )
-    parser.add_argument("--cache", metavar="FILE.json", help="keeps what was seen: an interrupted calibration goes on")
+    parser.add_argument(
+        "--percentile", type=float, default=99.99, help="of --method percentile, in per cent (default: 99.99)"
+    )
+    parser.add_argument(
+        "--keep",
+        action="append",
+        default=[],
+        metavar="LAYER",
+        help="a layer that stays as it is, by name or pattern; may be repeated",
+    )
+    parser.add_argument(
+        "--cache", metavar="FILE.json", help="where to keep statistics: an interrupted calibration continues"
+    )
     parser.add_argument("--ranking", action="store_true", help="rank the layers by the noise that each alone makes")
-    parser.add_argument("--opset", type=int, metavar="N", help="13 to 23 (default: 17; of fp8 19)")
+    parser.add_argument("--opset", type=int, metavar="N", help="13 to 23 (default: 17; fp8: 19)")
     parser.add_argument("--target", metavar="VERSION", help="TensorRT version the file is for, such as 8.6")
 
 
@@ -75,7 +87,7 @@ def run(options: argparse.Namespace) -> Outcome:
             cache=options.cache,
         )
         if not taken:
-            raise ExportError("--batches gave none; give at least the one that the file is traced and verified with")
+            raise ExportError("--batches has no batch; give at least one, which the file is traced and verified with")
         ranking = svexport.sensitivity(quantized, taken) if options.ranking else None
     opset = options.opset or (19 if options.format == "fp8" else 17)
     with status(f"exporting {options.output}"):

@@ -20,15 +20,17 @@ from svexport.cli._progress import status
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="FOLDER", help="of the repository; it must not exist, or be empty")
+    parser.add_argument("folder", metavar="FOLDER", help="folder of the repository; it must be empty or not exist")
     parser.add_argument(
         "files",
         metavar="[NAME=]FILE",
         nargs="+",
         type=_file,
-        help=".onnx, .engine or .plan (default: named as the file)",
+        help=".onnx, .engine or .plan; NAME is the model's (default: the file's name)",
     )
-    parser.add_argument("--max-batch-size", type=int, metavar="N", help="0: no batching (default: what can be)")
+    parser.add_argument(
+        "--max-batch-size", type=int, metavar="N", help="0: no batching (default: batch models that allow it)"
+    )
     parser.add_argument(
         "--shape",
         metavar="INPUT=1x3x224x224",
@@ -37,27 +39,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_shape,
         help="a typical shape of an input that has open sizes, the batch axis included; may be repeated",
     )
-    parser.add_argument("--instances", type=int, default=1, metavar="N", help="that run a model at a time (default: 1)")
-    parser.add_argument("--device", metavar="cpu|cuda:N", help="where (default: a GPU if the server has one)")
+    parser.add_argument("--instances", type=int, default=1, metavar="N", help="instances of each model (default: 1)")
+    parser.add_argument(
+        "--device", metavar="cpu|cuda:N", help="where models run (default: a GPU if the server has one)"
+    )
     delay = parser.add_mutually_exclusive_group()
     delay.add_argument(
         "--queue-delay", type=int, default=100, metavar="US", help="microseconds to wait for a batch (default: 100)"
     )
     delay.add_argument("--no-dynamic-batching", action="store_true", help="run each request by itself")
-    parser.add_argument("--no-warmup", action="store_true", help="no runs on zeros before the first request")
-    parser.add_argument("--ensemble", metavar="NAME", help="a further model: all files in this order")
+    parser.add_argument("--no-warmup", action="store_true", help="do not run on zeros before the first request")
+    parser.add_argument("--ensemble", metavar="NAME", help="add a model of this name that runs all files in order")
     parser.add_argument(
         "--connect",
         metavar="INPUT=OUTPUT",
         action="append",
         default=[],
         type=_pair,
-        help="of --ensemble: an input that is the output of a file before it; may be repeated",
+        help="with --ensemble: an input that is the output of a file before it; may be repeated",
     )
     parser.add_argument(
-        "--trusted", action="store_true", help="code in plans may run: version-compatible ones have some"
+        "--trusted", action="store_true", help="run code that plans contain, as version-compatible ones do"
     )
-    parser.add_argument("--client", metavar="MODEL", help="print a program, too, that asks the server for a result")
+    parser.add_argument("--client", metavar="MODEL", help="also print a program that asks the server for a result")
 
 
 def run(options: argparse.Namespace) -> Outcome:

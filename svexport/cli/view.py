@@ -16,8 +16,8 @@ from svexport.cli import Outcome, _ahead
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE.onnx", type=Path)
-    parser.add_argument("--port", type=int, metavar="N", help="of the address (default: one that is free)")
-    parser.add_argument("--no-browser", action="store_true", help="only serve it, and print the address")
+    parser.add_argument("--port", type=int, metavar="N", help="port of the address (default: a free one)")
+    parser.add_argument("--no-browser", action="store_true", help="only serve the graph, and print the address")
 
 
 def run(options: argparse.Namespace) -> Outcome:
@@ -32,8 +32,8 @@ def run(options: argparse.Namespace) -> Outcome:
         import netron
     except ImportError as error:
         raise BackendNotAvailableError(
-            f"svexport view needs Netron, which does not import here ({error}): pip install netron. Or drop it on "
-            "https://netron.app, which reads it in the browser and uploads nothing"
+            f"svexport view needs Netron, which does not import here ({error}): pip install netron. Or drop the file "
+            "on https://netron.app, which reads it in the browser and uploads nothing"
         ) from error
     host, port = netron.start(str(options.file), options.port, browse=not options.no_browser)
     address = f"http://{host}:{port}"

@@ -132,8 +132,8 @@ def allow_rounding(
         atol = p.atol + Rounding.FACTOR * own
         if p.run != "given":
             notes.append(
-                f"{name} on {p.run} inputs: the file differs by {p.max_abs:.1e}, torch by {own:.1e} from itself where "
-                "its results change by rounding errors (values that cancel, or are nearly equal)"
+                f"{name} on {p.run} inputs: the file differs from torch by {p.max_abs:.1e}, and torch differs from "
+                f"itself by {own:.1e} when its rounding errors change (values that cancel, or are nearly equal)"
             )
         elif held_to.atol is not None or (e.is_floating_point() and atol > held_to.most[1]):
             continue

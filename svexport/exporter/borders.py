@@ -52,8 +52,8 @@ ROUNDED_UP_TO = 1024
 ANYWAY = "svexport.export(..., verify=False) writes the file anyway"
 
 WITHOUT_NUMBERS = (
-    "Compute with the sizes alone (pad and slice by them, torch.where of a comparison as a tensor), give the model a "
-    "size as a number of its own instead of a dynamic one, or declare the dynamic size"
+    "Use sizes only as sizes (pad and slice by them, compare them in a tensor and choose by torch.where), give the "
+    "model a fixed number instead of a dynamic size, or declare the dynamic size"
 )
 """Advice: what to write instead of numbers made of dynamic sizes."""
 
@@ -354,7 +354,7 @@ def refuse_beyond(turns: Sequence[Turn], symbol: str) -> NoReturn:
     """Raises an ExportError that names the lines which branch differently at sizes too large to try."""
     where = "".join(f"\n  at {shown_line(*line)}" for line in dict.fromkeys(turn.line for turn in turns))
     raise ExportError(
-        "forward compares dynamic sizes, which come out the other way only where inputs are too large to try; a file "
-        f"takes the same branches for all. No file was written.{where}\n"
+        "forward compares dynamic sizes, and the comparison comes out the other way only for inputs too large to try; "
+        f"a file takes the same branches for all inputs. No file was written.{where}\n"
         f"  {WITHOUT_NUMBERS}, as torch.export.Dim({symbol!r}, min=..., max=...) on one side of it. {ANYWAY}"
     )

@@ -63,8 +63,8 @@ class Watch(_Calls):
 
 
 _NO_NAME = (
-    "by no name that can be bound: through C code (torch.autograd.Function.apply), a container or an import inside a "
-    "function, say"
+    "by no name that can be bound, for example through C code (torch.autograd.Function.apply), a container or an "
+    "import inside a function"
 )
 
 
@@ -79,7 +79,7 @@ class Remaining(_Calls):
     def call(self, name: str, frame: FrameType, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Makes the call with torch, and notes why no op can be bound there."""
         if unnamed(frame.f_code, frame.f_globals):
-            reason = f"{frame.f_code.co_name} was executed from text, in globals of no module"
+            reason = f"{frame.f_code.co_name} was executed from text, in globals that are no module's"
         else:
             reason = f"{frame.f_code.co_name} reaches it, or is reached, {_NO_NAME}"
         call = name, key_of(frame.f_code, frame.f_globals), _line(frame)

@@ -116,7 +116,7 @@ class Complex(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        raise RuntimeError(f"{func} cannot be computed with complex numbers in a file, which ONNX has none of")
+        raise RuntimeError(f"{func} cannot be computed with complex numbers in a file, because ONNX has none")
 
 
 def _is_complex(value: Any) -> bool:

@@ -133,9 +133,9 @@ class ConstantValues(TorchFunctionMode):
         kwargs = kwargs or {}
         name = _name(func)
         if name == "__set__" and getattr(func, "__self__", None) is Tensor.data:
-            raise NotTraced("forward assigns to the data of a tensor, with which torch.export may end the process")
+            raise NotTraced("forward assigns to the data of a tensor, which may end the process in torch.export")
         if self._data and _is_in_place(name, args, kwargs) and args and _storage(args[0]) in self._data:
-            raise NotTraced("forward writes to the data of a tensor, with which torch.export may end the process")
+            raise NotTraced("forward writes to the data of a tensor, which may end the process in torch.export")
         constant = name not in _OF_SIZES and self._is_constant(name, args, kwargs)
         if constant and (name in _VALUES or name in _OF_MATRICES or _is_sized_by_values(name, args)):
             again = self._again(func, args, kwargs)
@@ -440,8 +440,8 @@ def sizes_stay_dynamic() -> Iterator[None]:
             line = shown_line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
             what, advice = "a dynamic size", "divide by //, or make the size static"
             if free_unbacked_symbols(size):
-                what, advice = "values of its inputs", "keep it a tensor, or make constants of these inputs by freeze="
-            raise ExportError(f"forward makes a number of {what}\n  at {line}\n  {advice}")
+                what, advice = "values of its inputs", "keep it a tensor, or make these inputs constants by freeze="
+            raise ExportError(f"forward makes a Python number of {what}\n  at {line}\n  {advice}")
 
         return number
 

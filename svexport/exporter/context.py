@@ -85,9 +85,7 @@ def without_symbolics(opset: int) -> Iterator[None]:
 
     def apply(own: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
         if hasattr(cls, "symbolic"):
-            raise NotTraced(
-                f"{cls.__name__} says by symbolic what it is in a file, for which torch.export does not ask"
-            )
+            raise NotTraced(f"{cls.__name__} defines its ONNX nodes by symbolic, which torch.export does not read")
         return own(*args, **kwargs)
 
     with applied_by(apply):
@@ -208,7 +206,7 @@ def _decomposed_by_node() -> Iterator[None]:
 
     def decompose(program: torch.export.ExportedProgram, registry: Any) -> torch.export.ExportedProgram:
         if any(isinstance(value, torch._subclasses.FakeTensor) for value in program.constants.values()):
-            raise NotTraced("forward makes a constant whose values torch.export loses, with which it ends the process")
+            raise NotTraced("forward makes a constant whose values torch.export loses, which ends the process")
         known = set(_decomp.get_onnx_implemented_overloads(registry))
         table = _decomp.create_onnx_friendly_decomposition_table(known)
         composites = decomp_utils._collect_all_valid_cia_ops()  # type: ignore[attr-defined]
@@ -422,7 +420,7 @@ def _arange(*args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Tens
     dtype = dtype or torch.get_default_dtype()
     if not dtype.is_floating_point:
         raise ExportError(
-            f"torch.arange of {dtype} by floats, between dynamic sizes; give it none, and cast the result"
+            f"torch.arange by floats between dynamic sizes has no form as {dtype}; leave dtype out, and cast"
         )
     place = torch.arange(math.ceil((end - start) / step), dtype=dtype, **kwargs)
     first, by = (x.to(place) if isinstance(x, Tensor) else place.new_full((), x) for x in (start, step))

@@ -419,7 +419,7 @@ def half_model(
         "what is computed of parameters alone": "of parameters alone" in calls.values(),
     }
     what = " and ".join(", ".join(one for one, is_so in said.items() if is_so).rsplit(", ", 1))
-    note = f"float32 stay {what} (report.kept; keep=[] has what is computed in {kind})" if what else ""
+    note = f"kept in float32: {what} (listed in report.kept; keep=[] computes all in {kind})" if what else ""
     return mixed(in_type(model, torch.float32), dtype, parameters), replace(plan, note=note)
 
 

@@ -146,8 +146,8 @@ def _one_hot(g: Any, own: _Own, self: _Value, num_classes: _Value) -> Any:
     """``one_hot``. The exporter's own writes a depth of -1 if the number of classes depends on values."""
     if constant_of(num_classes) == -1:
         raise ExportError(
-            "torch.nn.functional.one_hot without num_classes counts the classes in its input, so that the size of its "
-            "output is that of the given values; write one_hot(x, num_classes=...)"
+            "torch.nn.functional.one_hot without num_classes counts the classes in its input, so the size of its "
+            "output depends on values; write one_hot(x, num_classes=...)"
         )
     return own(g, self, num_classes)
 

@@ -83,7 +83,7 @@ def refuse_counted(
         lists = _growing(after, steps)
         refusal = f"forward changes {', '.join(steps)}, and returns something else"
         way_out = (
-            ", which a file cannot. No file was written.\n"
+            ", which a file cannot do. No file was written.\n"
             f"  Pass it as an input and return it, or leave it out of forward. {ANYWAY}"
         )
         for count in _counts(first, counters, lists, numbers) if counters or lists else ():
@@ -110,8 +110,8 @@ def refuse_counted(
             if not agree(expected, computed(), held_to):
                 raise VerificationError(f"{refusal} at call {call + 1}{way_out}")
         more = min((abs(grown.step) * grown.fitting(LONGEST) for grown in lists), default=0)
-        longer = f", and one with {more:,} items more or fewer" if in_lists else ""
-        return [f"forward changes {', '.join(others)} at each call; {calls} calls return the same{longer}"]
+        longer = f", and so does one with {more:,} items more or fewer" if in_lists else ""
+        return [f"forward changes {', '.join(others)} at each call; {calls} calls return the same result{longer}"]
     finally:
         reached.restore()
 

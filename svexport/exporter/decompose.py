@@ -47,8 +47,8 @@ def advice_on(text: str) -> str:
     if not _FACTORIZATION.search(text):
         return ""
     return (
-        "ONNX factorizes no matrices at any opset: make what comes of it an input, or a buffer if it does not depend "
-        "on the inputs; to solve equations there is torch.linalg.solve"
+        "ONNX has no matrix factorization at any opset: make its result an input, or a buffer if it does not depend on "
+        "the inputs; use torch.linalg.solve to solve equations"
     )
 
 

@@ -171,9 +171,9 @@ def refuse_drawn(
         if lines or others:
             where = "".join(f"\n  at {shown_line(*line)}" for line in list(lines)[:5])
             raise VerificationError(
-                "forward draws random numbers, on which its results depend; a file draws others, or has those of the "
-                f"given inputs. No file was written.{where}\n"
-                "  Draw them outside, and pass them as inputs; give dropout and dropped paths training=self.training"
+                "forward draws random numbers, and its results depend on them; a file draws other numbers, or repeats "
+                f"those of the export. No file was written.{where}\n"
+                "  Draw them outside, and pass them as inputs; give dropout and drop path training=self.training"
                 f". {ANYWAY}",
                 list(failed),
             )

@@ -29,8 +29,8 @@ def allowed_batches(flat: FlatModel, names: Sequence[str], spec: str, notes: lis
         for name, (dim,) in ((name, tuple(spec.values())) for name, spec in dynamic.items())
     )
     notes.append(
-        f"dynamic_shapes='auto': dynamic in their first size: {shown or 'no inputs'}"
-        + (f"; static, as the model takes the size for a number: {static}" if static else "")
+        f"dynamic_shapes='auto': the first size is dynamic for {shown or 'no inputs'}"
+        + (f"; static, because the model uses the size as a number, for {static}" if static else "")
     )
     return dynamic
 

@@ -164,7 +164,7 @@ def _of_given_sizes(way: Any, shapes: Sequence[Mapping[int, str]]) -> Any:
             for value, axes in zip(program.graph_signature.user_inputs, shapes, strict=True):
                 for axis, name in axes.items():
                     if names.setdefault(str(values[value].shape[axis]), name) != name:
-                        raise ExportError(f"forward takes {name} for another size")
+                        raise ExportError(f"forward needs {name} to equal another size")
             return program
 
     return OfGivenSizes

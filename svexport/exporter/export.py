@@ -265,11 +265,11 @@ def _left_in_training(model: nn.Module) -> list[str]:
 
     notes = []
     if kept and not model.training:
-        notes.append(f"exported in eval mode, also {listed(kept)}, which the model holds in training mode")
+        notes.append(f"exported in eval mode, including {listed(kept)}, which the model keeps in training mode")
     if own:
         notes.append(
-            f"exported in eval mode without a call of train(False), of which there is another one in {listed(own)}: "
-            "call model.eval() before, if that changes more than training"
+            f"exported in eval mode without a call of the train() that {listed(own)} overrides: "
+            "call model.eval() before, if it changes more than training"
         )
     return notes
 
@@ -450,8 +450,8 @@ def _check_tensors(flat: FlatModel, bound: inspect.BoundArguments, dtype: torch.
     for name, tensor in zip(flat.input_names, flat.tensors, strict=True):
         if tensor.is_complex():
             raise ExportError(
-                f"{name} is a {str(tensor.dtype).removeprefix('torch.')} tensor, with which ONNX does not compute; "
-                "pass torch.view_as_real of it, and put it together in forward"
+                f"{name} is a {str(tensor.dtype).removeprefix('torch.')} tensor, which ONNX does not compute with; "
+                "pass torch.view_as_real of it, and call torch.view_as_complex in forward"
             )
     if opset < FIRST_BFLOAT16_OPSET and torch.bfloat16 in {
         dtype,

@@ -33,8 +33,8 @@ _KNOWN = (
     ),
     (
         "Tensor that doesn't have storage",
-        "forward takes derivatives backwards (torch.func.grad, vjp or jacrev), which are not traced",
-        "write the derivative out, or take it forwards by torch.func.jvp",
+        "forward takes derivatives in reverse mode (torch.func.grad, vjp or jacrev), which are not traced",
+        "write the derivative out, or take it in forward mode by torch.func.jvp",
     ),
     (
         r"op='aten\.(\w+)', overload='(?:\w+_)?generator",
@@ -44,11 +44,11 @@ _KNOWN = (
     (
         "unhashable type: non-nested SymInt",
         "forward looks a dynamic size up in a dict, a set or a cache",
-        "compute anew what is kept by size, from that size alone, or make it static",
+        "compute from the size what is kept for it, or make the size static",
     ),
     (
         "Unsupported attribute type: .*Symbolic",
-        "a number that ONNX has as an attribute is a dynamic size, such as groups=x.shape[0] of a convolution",
+        "a dynamic size is given for what is an attribute in ONNX, such as groups=x.shape[0] of a convolution",
         "make that size static, or compute it by functions that take tensors, such as torch.einsum",
     ),
 )
@@ -76,12 +76,12 @@ def failure(
     if scripted:
         place = scripted[0].replace(MODEL_ATTRIBUTE, "model", 1)
         advice = (
-            f"{place} is scripted, which torch.export does not take: put the module it was made of in its place, or "
-            "export with opset=17 or less (another exporter)"
+            f"{place} is scripted, which torch.export does not take: use the module that was scripted, or export with "
+            "opset=17 or less (another exporter)"
         )
     what = f"cannot be exported at opset {opset}"
     if opset is None:
-        what = "dynamic_shapes='auto' finds no axes, for torch.export does not take the model"
+        what = "dynamic_shapes='auto' finds no axes, because torch.export does not take the model"
         advice = 'name the axes that are to be dynamic: dynamic_shapes={"x": {0: "batch"}}'
     return ExportError(f"{what}: {reason}" + (f"\n  at {where}" if where else "") + f"\n  {advice}")
 
@@ -94,21 +94,21 @@ def reason_of(error: BaseException, input_names: Sequence[str]) -> tuple[str, st
     if fixed:
         size, index, axis = fixed[0]
         return (
-            f"axis {axis} of {input_names[int(index)]} is to be dynamic, but forward takes it for the number {size}",
-            "keep int(), range() and branches off sizes, make it static, or try opset=17 (another exporter)",
+            f"axis {axis} of {input_names[int(index)]} is to be dynamic, but forward uses it as the number {size}",
+            "use no int(), range() or branch on that size, make it static, or try opset=17 (another exporter)",
         )
     if "data-dependent" in text:
         return (
             f"forward needs the value of a tensor in Python: {reason}",
             "a file takes the same branches for all inputs: compute both and choose by torch.where, or make a constant "
-            "of it; opset=17 or less takes the way of the given inputs, and tries others with which it would not hold",
+            "of it; opset=17 or less exports the branch of the given inputs, and tries inputs that take another",
         )
     for pattern, why, advice in _KNOWN:
         if found := re.search(pattern, text):
             return why.format(*found.groups()), advice
     if bitwise := re.search(r"(?:target=operator\.|<built-in function )(and_|or_|xor|lshift|rshift)\b", text):
         return (
-            f"forward computes with the bits of a dynamic size ({_BITS[bitwise[1]]}), for which it has no form in ONNX",
+            f"forward computes with the bits of a dynamic size ({_BITS[bitwise[1]]}), which has no form in ONNX",
             "compute with //, * and %, or make that size static",
         )
     return reason, advice_on(reason) or "replace the function by supported ones, or try opset=17 (another exporter)"

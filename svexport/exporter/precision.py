@@ -181,7 +181,9 @@ def plan_for(
         ExportError: if a name in ``keep`` matches nothing, or the model has scripted modules.
     """
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
-        raise ExportError("keep looks into forward, which scripted modules have none of; export the module they are of")
+        raise ExportError(
+            "keep follows the Python forward, which scripted modules lack; export the module that was scripted"
+        )
     single = copied(model)._apply(lambda t: t.float() if is_wide(t) else t)
     bound = bind(single, *arguments)
     with eval_mode(single), torch.no_grad(), _plain_attention():

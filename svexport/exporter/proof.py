@@ -62,7 +62,7 @@ class Proof:
         for expected, actual in pairs:
             scale = float(expected.abs().amax()) if expected.numel() else 0.0
             if not scale > 0:
-                self.fault = "it is zero on all other inputs, which shows nothing"
+                self.fault = "its result is zero on all other inputs, which proves nothing"
             elif expected.shape != actual.shape or not parity("", expected, actual, rtol=1e-6, atol=1e-6 * scale).ok:
                 self.fault = "svexport's differs on other inputs"
 

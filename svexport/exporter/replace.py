@@ -106,7 +106,7 @@ def replace(
     if arguments is not None and (choose == "faster" or (choose is None and on_gpu(arguments))):
         made = _faster(model, arguments, made, remade)
     if made.outputs.fault:  # every part agrees, so the model branches on rounding, or keeps state
-        fault = f"{type(model).__name__} as a whole, every part of it proven: {made.outputs.fault}"
+        fault = f"{type(model).__name__} as a whole, although every part is proven: {made.outputs.fault}"
         with _without_autocast():
             warnings.warn(f"{fault}{_by_rounding(model, arguments)}", stacklevel=2)
     made.copy.svexport_replacements = made.replacements  # type: ignore[assignment]
@@ -128,7 +128,11 @@ def _by_rounding(model: nn.Module, arguments: Any) -> str:
     expected = forward(copied(model), arguments, AsInFiles())
     itself.add(expected, lambda: forward(copied(model), rebuild(arguments, rounded), AsInFiles()))
     error = max(itself.errors, default=0.0)
-    return f"; the original's change by {error:.1e} where inputs change in their last place" if itself.fault else ""
+    return (
+        f"; the original's outputs change by {error:.1e} when its inputs change in their last place"
+        if itself.fault
+        else ""
+    )
 
 
 @contextmanager

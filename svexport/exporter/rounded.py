@@ -39,10 +39,10 @@ def refuse_rounded(model: onnx.ModelProto) -> None:
             if found:
                 where = f" (node {node.name})" if node.name else ""
                 raise ExportError(
-                    f"{found} of a dynamic size{where}: for some sizes that is another number of pixels than in torch, "
-                    "or other pixels. TorchScript traces the model, for torch.export does not take it, and computes "
-                    "it in float32\n"
-                    "  say sizes as numbers or by // (size=...), or make the size static"
+                    f"{found} of a dynamic size{where}: for some sizes the file makes another number of pixels than "
+                    "torch, or other pixels. TorchScript traces the model, because torch.export does not take it, and "
+                    "computes this in float32\n"
+                    "  give sizes as numbers or by // (size=...), or make the size static"
                 )
 
 

@@ -178,7 +178,7 @@ def _without_reshapes_of_nothing(empty: bool) -> Iterator[None]:
             known = shape.node().kind() == "onnx::Constant" and -1 not in shape.node().t("value")
             if (empty if sizes is None else 0 in sizes) and not known:
                 raise ExportError(
-                    "forward reshapes a tensor without elements, with which the exporter ends the process; give "
+                    "forward reshapes a tensor without elements, which ends the process in torch's exporter; give "
                     "example inputs that have elements, and declare the size dynamic if it may be 0"
                 )
         return own(node, *args)
@@ -328,7 +328,7 @@ def _failure(model: nn.Module, tensors: Sequence[Tensor], opset: int, error: Exc
     if not isinstance(error, torch.onnx.errors.UnsupportedOperatorError):  # raised inside a conversion
         reason = message.split("  [Caused by")[0].split("\n")[0] or type(error).__name__
         if "because it is not constant" in message:
-            reason = "a number that ONNX has as an attribute is computed from sizes or values"
+            reason = "what is an attribute in ONNX is computed from sizes or values"
             if place := re.search(r" # ([^\n]+):(\d+):\d+$", message, re.MULTILINE):
                 reason += f"\n  at {shown_line(place[1], int(place[2]), None)}\n  make it a constant"
         return ExportError(f"cannot be exported at opset {opset}: {reason}\n  {LATER}")

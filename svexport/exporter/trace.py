@@ -53,7 +53,7 @@ def second_tracer(export: Callable[..., ExportReport]) -> Callable[..., ExportRe
             if not _converted.get():
                 raise
             reason = str(error).split("\n")[0]
-            logger.warning("TorchScript traces what torch.export has not got right: {}", reason)
+            logger.warning("TorchScript traces the model, because the file by torch.export is not right: {}", reason)
             with torch_export_first(False):
                 try:
                     report = export(*args, **kwargs)
@@ -61,7 +61,7 @@ def second_tracer(export: Callable[..., ExportReport]) -> Callable[..., ExportRe
                     raise error from None
         finally:
             _converted.reset(token)
-        report.notes.append(f"traced by TorchScript, for the file by torch.export is not right: {reason}")
+        report.notes.append(f"traced by TorchScript, because the file by torch.export is not right: {reason}")
         return report
 
     return tried
@@ -101,7 +101,7 @@ def traced(
             refusal = str(error).strip() or type(error).__name__
             reason = refusal.splitlines()[0]
             state.restore()
-            logger.info("torch.export does not take the model, which TorchScript traces: {}", reason)
+            logger.info("TorchScript traces the model, because torch.export refuses it: {}", reason)
     try:
         given = [tensor.clone() for tensor in tensors]
         written = torchscript.export(model, given, path, opset, input_names, dynamic_axes)
@@ -111,7 +111,7 @@ def traced(
     if dynamic_axes:
         refuse_rounded(written)
     if _first:
-        notes.append(f"traced by TorchScript, for torch.export refuses the model: {reason}")
+        notes.append(f"traced by TorchScript, because torch.export refuses the model: {reason}")
     return written, Guards(values=False, sizes=False, assumed=[one for each in _converted.get() for one in each])
 
 

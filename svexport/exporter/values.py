@@ -165,9 +165,8 @@ def refuse_valueless(results: Iterable[Tensor]) -> None:
     """Raises an ExportError if tracing has left results without values."""
     if any(isinstance(t, FakeTensor) for t in results):
         raise ExportError(
-            "forward computes with a tensor that it keeps outside of the model from call to call, in a global for "
-            "instance, where tracing has left one without values; pass it as an input, and return it. No file was "
-            "written"
+            "forward keeps a tensor outside of the model between calls, in a global for instance, and tracing has left "
+            "one without values there; pass it as an input, and return it. No file was written"
         )
 
 
@@ -186,7 +185,7 @@ def refuse_unfollowed(error: Exception, own: SvexportError | None) -> NoReturn:
     raise UnsupportedError(
         f"the model cannot be verified: forward fails while its tensors are followed ({type(error).__name__}: {what})"
         + "".join(f"\n  at {shown_line(*line)}" for line in lines[-1:])
-        + "\n  Instead of torch.cond and other functions that compile what they call: compute both ways and choose by "
+        + "\n  Use no torch.cond or other function that compiles what it calls: compute both ways and choose by "
         "torch.where. verify=False writes the file as it is, unproven."
     ) from error
 
@@ -196,8 +195,8 @@ def refuse_values(unproven: Sequence[Exit], names: Sequence[str]) -> NoReturn:
     inputs = [names[index] for index in sorted(frozenset().union(*(e.inputs for e in unproven))) if index < len(names)]
     where = "".join(f"\n  at {shown_line(*e.line)}" for e in unproven[:5])
     raise ExportError(
-        f"forward takes values of {', '.join(inputs)} out of tensors, and goes on by them; a file would have those of "
-        f"the given inputs for all. No file was written.{where}\n"
-        "  Keep them tensors: compute both ways and choose by torch.where, multiply with a mask, torch.gather what an "
-        f"index says; or make constants of these inputs: svexport.export(..., freeze={inputs!r}). {ANYWAY}"
+        f"forward takes values of {', '.join(inputs)} out of tensors, and its results depend on them; a file would use "
+        f"those of the given inputs for all inputs. No file was written.{where}\n"
+        "  Keep the values in tensors: compute both ways and choose by torch.where, multiply by a mask, or "
+        f"torch.gather by an index; or make these inputs constants: svexport.export(..., freeze={inputs!r}). {ANYWAY}"
     )

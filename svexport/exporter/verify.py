@@ -432,8 +432,8 @@ class Verification:
             actual = computed.result()
         except EngineError as error:
             usual = (
-                "Usual cause: a number that the tracer took as it was, such as int(x.shape[0]), len(x) or the groups "
-                "of a convolution"
+                "Usual cause: a number that the tracer kept as a constant, such as int(x.shape[0]), len(x) or the "
+                "groups of a convolution"
             )
             raise VerificationError(
                 f"torch computes {run} inputs, the exported file does not: {error}. No file was written.\n"
@@ -444,7 +444,7 @@ class Verification:
             raise VerificationError(
                 f"torch returns {count} tensors on {run} inputs, the exported file always {len(actual)}. "
                 "No file was written.\n"
-                + self._causes(run, "How many come may not depend on the inputs or their sizes")
+                + self._causes(run, "Their number must not depend on the inputs or their sizes")
                 + ANYWAY
             )
         return actual
@@ -485,7 +485,7 @@ class Verification:
             with self.as_files:
                 if jumps(lambda *near: again(rounding, self.model, near), inputs, pairs, found):
                     self.skipped.append(
-                        f"{run}: torch's results there jump where inputs change by a millionth, of equal values say"
+                        f"{run}: torch's results there jump where inputs change by a millionth, as with equal values"
                     )
                     return None
         return found
@@ -500,7 +500,7 @@ class Verification:
             return
         worst = failed[0]
         changed = ", ".join(self.state.changed())
-        kept = f"  forward changes {changed} of the model, which a file cannot: pass and return it instead.\n"
+        kept = f"  forward changes {changed} of the model, which a file cannot do: pass and return it instead.\n"
         raise VerificationError(
             f"the exported file does not compute what torch computes: output {worst.name!r} differs by up to "
             f"{worst.max_abs:.3g} (relative {worst.max_rel:.3g}, cosine {worst.cosine:.6f}) on {worst.run} inputs, "
@@ -517,30 +517,31 @@ class Verification:
             found = ties(self.model, *self._failing[worst.run], self.held_to)
         if found:
             return (
-                f"Some values are equal, which torch may return in any order, ONNX by their places: {found}. Nothing "
-                "else differs. Use torch.sort(x, dim=-1, descending=True, stable=True), or values that are never equal"
+                f"Some values are equal; torch may return them in any order, ONNX returns them by position: {found}. "
+                "Nothing else differs. Use torch.sort(x, dim=-1, descending=True, stable=True), or values never equal"
             )
         if worst in self._infinite:
             own, its = self._infinite[worst]
             return (
                 f"{own} elements of torch's result are NaN or infinite, {its} of the file's: a number became too large "
-                "for its type, or was divided by zero, of which runtimes need not make the same"
+                "for its type, or was divided by zero, where runtimes may differ"
             )
         if "(came as " in worst.name:
             return (
-                f"torch's result is {worst.dtype}{list(worst.shape)}: the exporter has lost that, which another one "
-                "(opset 17 or less, 18 or more) need not do"
+                f"torch's result is {worst.dtype}{list(worst.shape)}: the exporter has lost that; the other one (opset "
+                "17 or less, 18 or more) may keep it"
             )
         if worst.run in self._sizes and not self._random:
             return (
-                "Usual causes: sizes that forward takes for numbers, as math.log2(x.shape[0]) does, or Python branches "
-                f"by them (traced once, with dynamic sizes of 2 or more). {WITHOUT_NUMBERS} with a range that leaves "
+                "Usual causes: sizes that forward uses as numbers, as math.log2(x.shape[0]) does, or Python branches "
+                f"on them (traced once, with dynamic sizes of 2 or more). {WITHOUT_NUMBERS} with a range that leaves "
                 "others out"
             )
         kinds = {str(t.dtype) for t in self._held} | {f"torch.{worst.dtype}"}
         half = (
             "half precision itself, in which every runtime rounds its own way (give rtol and atol to allow more, or "
-            "keep='auto' to have in float32 what loses most; argmax and topk may take another of nearly equal values), "
+            "keep='auto' to compute in float32 what loses most; argmax and topk may choose another of nearly equal "
+            "values), "
         )
         return (
             f"Usual causes: {half if kinds & {'torch.float16', 'torch.bfloat16'} else ''}random numbers or data-"
@@ -553,19 +554,19 @@ class Verification:
         if run in self._sizes and (lines := self._borders.other_way(self._sizes[run])):
             where = "".join(f"\n    {shown_line(*line)}" for line in lines[:5])
             return (
-                "  forward compares dynamic sizes, or takes them as numbers, which come out another way there than on "
-                f"the given inputs:{where}\n"
+                "  forward compares dynamic sizes or uses them as numbers, and the outcome there is another one than "
+                f"on the given inputs:{where}\n"
                 f"  A file takes the same branches for all. {WITHOUT_NUMBERS} with a range that leaves those out. "
             )
         if (line := self._borders.rounded(run)) is not None:
             return (
-                "  forward rounds a float made of dynamic sizes, which the tracer computes in another order or type, "
-                f"and so to another number there:\n    {shown_line(*line)}\n"
+                "  forward rounds a float computed from dynamic sizes; the tracer computes it in another order or "
+                f"type, and rounds it to another number there:\n    {shown_line(*line)}\n"
                 "  Compute with whole numbers alone: size * 7 // 10 instead of int(size * 0.7). "
             )
         if where := given.parting(self._ways[run]):
             return (
-                f"  forward takes values out of tensors, which are others there than on the given inputs, at {where}\n"
+                f"  forward takes values out of tensors, and gets others there than on the given inputs, at {where}\n"
                 "  A file takes the same branches for all inputs: compute both and choose by torch.where, or make a "
                 "constant of it. "
             )

@@ -42,7 +42,7 @@ def prove(
     """
     names = [([i.name for i in m.graph.input], [o.name for o in m.graph.output]) for m in (before, after)]
     if names[0] != names[1]:
-        raise VerificationError(f"inputs and outputs were {names[0]} and are {names[1]}; a rewrite has to keep them")
+        raise VerificationError(f"a rewrite has to keep inputs and outputs: they were {names[0]} and are {names[1]}")
     feeds = random_inputs(before, sizes or {}, seed)
     if exact:
         rtol = atol = 0.0

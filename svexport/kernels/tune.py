@@ -72,11 +72,13 @@ def needed() -> planner.Gpu:
     gpu = planner.this_gpu()
     if gpu is None:
         raise BackendNotAvailableError(
-            "tactics are timed on the GPU that they are for, and torch sees no CUDA device here; `svexport kernels"
-            " explain --gpu NAME` says what the planner expects of one that is described"
+            "tactics are timed on a GPU, and torch sees no CUDA device here; `svexport kernels explain --gpu NAME` "
+            "says what the planner expects on a GPU by name"
         )
     if not _cuda.load():
-        raise BackendNotAvailableError("the CUDA kernels are not there to be timed: SVEXPORT_KERNELS=0, or no compiler")
+        raise BackendNotAvailableError(
+            "there are no CUDA kernels to time: SVEXPORT_KERNELS=0 is set, or no compiler was found"
+        )
     return gpu
 
 
@@ -93,7 +95,7 @@ def tune(call: Call, timer: Timer | None = None) -> Tuned:
     gpu = planner.this_gpu() or planner.GPUS["h100"]
     asked = problems_of(call)
     if len(asked) != 1:
-        raise UnsupportedError(f"a call to tune chooses one tactic; this one chooses {len(asked) or 'none'}")
+        raise UnsupportedError(f"expected a call that chooses one tactic, got one that chooses {len(asked) or 'none'}")
     ((op, numbers),) = asked
     plan = planner.by_cost(op, gpu, **numbers)
 

@@ -172,8 +172,8 @@ def _load_from_cache() -> None:
             )
         except (RuntimeError, subprocess.SubprocessError) as error:
             raise PluginBuildError(
-                f"they do not compile here ({_first_error(str(error))}); SVEXPORT_KERNELS=verbose shows all that the"
-                " compilers say, SVEXPORT_KERNELS=0 does without kernels"
+                f"they do not compile here ({_first_error(str(error))}); SVEXPORT_KERNELS=verbose shows what the"
+                " compilers print, SVEXPORT_KERNELS=0 switches the kernels off"
             ) from error
         os.replace(Path(build, f"{name}.so"), library)
 

@@ -55,7 +55,7 @@ class DropIn:
                 missing
             )
         if "forward" in vars(module):
-            return f"expects the forward of a class, got {qualified} with one of its own"
+            return f"expects the forward of its class, got {qualified} with a forward of its own"
         expected, got = (inspect.signature(c.forward).parameters for c in (cls, kind))  # type: ignore[union-attr]
         if list(expected) != list(got):
             return f"expects forward({', '.join(expected)}), got {qualified}.forward({', '.join(got)})"

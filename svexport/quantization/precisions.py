@@ -134,7 +134,9 @@ def precisions(
         ExportError: if a batch does not fit ``forward``.
     """
     if not others:
-        raise SvexportError("others were none; give copies of the model by name: {'half': copy.deepcopy(model).half()}")
+        raise SvexportError(
+            "expected models to compare with, got none; give copies by name: {'half': copy.deepcopy(model).half()}"
+        )
     noise: dict[str, dict[_Key, list[float]]] = {name: {} for name in others}
     kinds: dict[_Key, str] = {}
     scores: dict[str, list[float]] = {name: [] for name in ("float", *others)}

@@ -104,7 +104,7 @@ def _method(method: str | None, format: str) -> str:
         raise SvexportError(f"format: expected one of {', '.join(FORMATS)}, got {format!r}")
     if format == "fp8" and method in ("entropy", "mse"):
         raise SvexportError(
-            f"method: {method!r} counts 128 equal steps, which fp8 has not; use 'minmax' or 'percentile'"
+            f"method: {method!r} counts 128 equal steps, which fp8 does not have; use 'minmax' or 'percentile'"
         )
     return method or ("entropy" if format == "int8" else "minmax")
 

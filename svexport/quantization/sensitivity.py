@@ -71,8 +71,8 @@ class Sensitivity:
             if layer.rest <= loss:
                 return [one.name for one in self.layers[:count]]
         raise SvexportError(
-            f"keep: with no layer quantized {self.layers[-1].rest:.3g} was lost, more than {loss:.3g}; does the metric "
-            "give the same number for the same outputs?"
+            f"keep: expected a loss of at most {loss:.3g} with no layer quantized, got {self.layers[-1].rest:.3g}; "
+            "check that the metric returns the same number for the same outputs"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -210,9 +210,9 @@ class _Loss:
         try:
             mean = math.fsum(map(float, numbers)) / len(numbers)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise SvexportError(f"metric expects to return a number, got {type(numbers[0]).__name__}") from error
+            raise SvexportError(f"metric must return a number, got {type(numbers[0]).__name__}") from error
         if not math.isfinite(mean):
-            raise SvexportError(f"metric expects to return finite numbers, got a mean of {mean}")
+            raise SvexportError(f"metric must return finite numbers, got a mean of {mean}")
         return mean
 
 

@@ -78,7 +78,7 @@ class EngineLayers(OnnxLayers):
             worst = min([number for number, ok in verdicts.items() if not ok], default=None)
         self._notes.append(
             f"{len(verdicts)} of {len(layers)} layers were compared, by {self._builds} engines with up to {PROBES} more"
-            " outputs each" + ("; all agree: the error begins behind them" if worst is None else "")
+            " outputs each" + ("; all agree, so the error begins after them" if worst is None else "")
         )
 
     def fetch(self, layers: Sequence[Layer]) -> list[list[Tensor]]:
@@ -92,15 +92,15 @@ class EngineLayers(OnnxLayers):
             if len(layers) > 1:  # most of them may work one by one
                 return [self.fetch([layer])[0] for layer in layers]
             reason = str(error).split("\n")[0]
-            self._notes.append(f"{', '.join(names)} cannot be made outputs of an engine, so looked through: {reason}")
+            self._notes.append(f"{', '.join(names)} cannot be outputs of an engine and were skipped: {reason}")
             return [[]]
         self._builds += 1
         values = dict(zip(probe.output_names, outputs, strict=True))
         own = [values[name] for name in self._engine.output_names]
         if self._failed and self._agrees(own):
             self._notes.append(
-                f"with {', '.join(names)} as further outputs the engine's own agree: what is wrong is what TensorRT "
-                "makes of layers on both sides of them together"
+                f"with {', '.join(names)} as further outputs the engine's own agree: the error comes from how TensorRT "
+                "fuses the layers on both sides of them"
             )
         return [[values[name] for name in layer.values] for layer in layers]
 

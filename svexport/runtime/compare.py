@@ -285,10 +285,10 @@ def compare(
     check_tolerances(rtol, atol)
     if samples is not None:
         if args is not None or layers:
-            raise SvexportError("samples stands in place of args, and without layers; compare one sample with layers")
+            raise SvexportError("samples excludes args and layers; to compare layers, give one sample as args")
         return _over_samples(model, engine, samples, rtol, atol, metric)
     if metric is not None or isinstance(engine, (list, tuple, dict)):
-        raise SvexportError("metric, and several engines, go with samples: samples=[args] for a single one")
+        raise SvexportError("metric and several engines need samples; for a single sample give samples=[args]")
     wanted = _wanted(model, layers)
     arguments = given_arguments(model, args)
     bound = bind(model, *arguments)

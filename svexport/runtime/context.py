@@ -102,7 +102,7 @@ class Context:
             self._held.append(tensor)
             self._set_address(spec.name, tensor)
         if missing := context.infer_shapes():
-            raise EngineError(f"{engine} needs more than it was given to tell its sizes: {', '.join(missing)}")
+            raise EngineError(f"{engine} cannot tell its sizes without the shapes or values of {', '.join(missing)}")
 
     def _set_outputs(self) -> dict[str, Tensor]:
         engine, outputs = self._engine, {}

@@ -102,7 +102,7 @@ class Recorder:
         except Exception as error:  # noqa: BLE001 - whatever recording does not allow
             return str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
         if not all(_alike(*pair) for pair in pairs):
-            return "a replay has given something else than a run: random numbers, or what was computed on the CPU"
+            return "a replay differs from a run, because of random numbers or what the CPU computes"
         return run
 
 

@@ -194,7 +194,7 @@ class _Metrics:
                 number = float(value)
             except (TypeError, ValueError, RuntimeError) as error:
                 raise SvexportError(
-                    f"metric expects to return a number or a dict of numbers, got {type(value).__name__} for {key!r}"
+                    f"metric must return a number or a dict of numbers, got {type(value).__name__} for {key!r}"
                 ) from error
             total = self._sums.setdefault(name, {}).setdefault(str(key), [0.0, 0.0])
             total[0] += number
@@ -271,7 +271,7 @@ def compare_samples(
                         worst[name] = p.max_abs, sample
         notes += as_files.notes
     if bounds is None:
-        raise SvexportError("samples were none; give an iterable of what forward is called with, a DataLoader perhaps")
+        raise SvexportError("samples is empty; give an iterable of what forward is called with, a DataLoader perhaps")
     found = list(statistics.values())
     kept = {name: sample for name, (_, sample) in worst.items()}
     notes = list(dict.fromkeys(notes))

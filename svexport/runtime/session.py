@@ -492,7 +492,7 @@ def _check_options(
     device: torch.device, kernels: bool, precision: str | None, cuda_graphs: int, threads: int | None
 ) -> None:
     if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 0):
-        raise EngineError(f"threads expects how many compute, 0 or None for one on each core, got {threads!r}")
+        raise EngineError(f"threads expects their number, 0 or None for one per core, got {threads!r}")
     if precision not in (None, "tf32"):
         raise EngineError(f'precision expects None (float32 as it is) or "tf32", got {precision!r}')
     options = {"kernels": kernels, "precision": precision is not None, "cuda_graphs": bool(cuda_graphs)}

@@ -280,8 +280,8 @@ def _serve(
         assert isinstance(engine, OnnxEngine)
         if any(node.op_type == "QuantizeLinear" for node in engine.model().graph.node):
             model.notes.append(
-                f"{name} has quantizers, around which the server's ONNX Runtime multiplies integers, biases rounded: "
-                "elements may be a quantizer's step off"
+                f"{name} has quantizers; the server's ONNX Runtime multiplies integers around them and rounds biases, "
+                "so elements may be a quantizer's step off"
             )
     for spec in engine.inputs:
         typical = shapes.get(spec.name) or (ranges[spec.name][1] if spec.name in ranges else spec.shape)
@@ -322,7 +322,7 @@ def _unbatched(engine: Engine, model: Served, ranges: Mapping[str, Any]) -> str:
     if any(low[0] > 1 or high[0] < 1 for low, _, high in ranges.values()):
         return f"it was built for batches from {max(r[0][0] for r in ranges.values())} on, and Triton sends single rows"
     if missing := [spec.name for spec in engine.inputs if spec.name not in model.sizes]:
-        return f"that was not tried, for {', '.join(missing)} has open sizes; give shapes"
+        return f"that was not tried, because {', '.join(missing)} has open sizes; give shapes"
     return _mixes_rows(engine, model, min((high[0] for _, _, high in ranges.values()), default=len(_SCALES)))
 
 
@@ -345,7 +345,7 @@ def _mixes_rows(engine: Engine, model: Served, largest: int) -> str:
         if any(part.shape[1:] != actual.shape[1:] for part in parts):
             return f"the shape of {spec.name!r} follows from its numbers"
         if actual.is_floating_point() and actual.numel() and not actual.isfinite().any():
-            return f"{spec.name!r} is not finite on random numbers, so that was not tried"
+            return f"{spec.name!r} is not finite on random numbers, so batching was not tried"
         if not parity(spec.name, torch.cat(parts), actual, rtol=rtol, atol=atol).ok:
             return f"a row of {spec.name!r} depends on the other rows of its batch"
     return ""

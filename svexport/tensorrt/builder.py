@@ -210,16 +210,16 @@ def _parser_error(error: Any, model: onnx.ModelProto) -> str:
 def _plugin_advice(said: str) -> str:
     if match := re.search(r"\bSv[A-Z]\w+", said):
         return (
-            f". {match[0]} is a plugin of svexport: see that it is registered (svexport plugins build), or export with "
-            "plugins=False"
+            f". {match[0]} is a plugin of svexport: register it (svexport plugins build makes the library), or export "
+            "with plugins=False"
         )
-    return "; svexport check tells what it takes"
+    return "; svexport check says what it takes"
 
 
 def _advice(log: Log) -> str:
     if "memory" in log.reason().lower():
         return ". Free memory of the GPU, or give a smaller workspace= or largest shape"
-    return ". export with plugins=False, or a lower optimization_level, tells whether one of those is at fault"
+    return ". To find the cause, try an export with plugins=False, or a lower optimization_level"
 
 
 def _network_name(model: onnx.ModelProto) -> str:
@@ -253,7 +253,7 @@ def _build(trt: ModuleType, builder: Any, network: Any, config: Any, log: Log) -
         config.progress_monitor = monitor = _monitor(trt, cancelled.is_set)  # noqa: F841 - lives as long as the build
         phase("building")
     else:
-        phase("building; Ctrl-C is heard when it has ended")
+        phase("building; Ctrl-C takes effect when it has ended")
     result: list[Any] = [None]
     failure: list[BaseException] = []
 

@@ -78,7 +78,7 @@ class BuildOptions:
         if self.strip_weights and version < (10, 0):
             raise UnsupportedError(f"strip_weights needs TensorRT 10, this is {dotted(version)}")
         if self.hardware_compatibility == "same" and version <= (10, 1):  # where in 10 it came is not known here
-            raise UnsupportedError(f'hardware_compatibility="same" is of later versions; {dotted(version)} has it not')
+            raise UnsupportedError(f'hardware_compatibility="same" needs a later TensorRT, this is {dotted(version)}')
 
     def apply(self, trt: Any, config: Any, half: bool, integers: bool) -> None:
         """Sets a builder's configuration.

@@ -71,7 +71,7 @@ def copied(model: nn.Module) -> nn.Module:
     except Exception as error:
         raise UnsupportedError(
             f"{type(model).__name__} cannot be copied: copy.deepcopy raised {type(error).__name__}: {error}. "
-            "Take off it what does not belong to it"
+            "Remove the attributes that cannot be copied"
         ) from error
 
 
@@ -383,7 +383,7 @@ class FlatModel(nn.Module):
         """Calls the model with the given tensors in place of the arguments' own; returns the tensors of the result."""
         if torch.compiler.is_dynamo_compiling():  # dynamo does not trace modes
             if self._types.mode is not None:
-                raise TracingStopped("mixed precision is none of dynamo's")
+                raise TracingStopped("dynamo does not trace mixed precision")
             return self._forward(tensors)
         with ExitStack() as stack:
             for mode in self._modes:
@@ -394,7 +394,7 @@ class FlatModel(nn.Module):
         tracing = torch.jit.is_tracing()
         result = self._call(tensors)
         if tracing and not torch.jit.is_tracing():
-            raise TracingStopped("forward caught the error of an operator, with which the tracer had stopped")
+            raise TracingStopped("forward caught the error of an operator, which had stopped the tracer")
         results = [(path, leaf) for path, leaf in leaves(result) if leaf is not None]
         if tracing and any(isinstance(leaf, Tensor) and not leaf.dim() for _, leaf in results):
             with untraced():  # the tracer makes tensors of sizes, which a model may return
@@ -497,8 +497,8 @@ def own_failure(model: nn.Module, tensors: Sequence[Tensor]) -> ExportError | No
     if packed:
         return ExportError(
             f"{packed[0]} is given a packed sequence, whose sizes are values of tensors, and cannot be exported\n"
-            "  pass it the padded one, and take each row's last output, at lengths - 1, by torch.gather (of one "
-            "direction that is the last state); or, with opset=17 or less, use nothing but the output, by "
+            "  pass the padded sequence, and take each row's last output, at lengths - 1, by torch.gather (with one "
+            "direction that is the last state); or, with opset=17 or less, use only the output, by "
             "pad_packed_sequence"
         )
     return None

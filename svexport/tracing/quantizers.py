@@ -124,7 +124,7 @@ def frozen(model: nn.Module) -> Iterator[None]:
     if observing := [name for name, module in quantizers.items() if module.observer_enabled.any()]:
         raise ExportError(
             f"{len(observing)} fake quantizers observe, {observing[0]} for one: their scales change in every forward, "
-            "which a file cannot have; call model.apply(torch.ao.quantization.disable_observer) before"
+            "which a file cannot do; call model.apply(torch.ao.quantization.disable_observer) before the export"
         )
     own = {module: vars(module).get("forward") for module in quantizers.values()}
     try:
@@ -218,8 +218,8 @@ def allow_steps(
         most, torchs = float(apart[index].amax()), float(reach[index].amax())
         found[index] = parity(name, e, a, run=before.run, rtol=before.rtol, atol=before.atol + most)
         notes.append(
-            f"{name} on {before.run} inputs differs by {most:.1e}, torch from itself by {torchs:.1e}"
-            " in the same elements, where what is rounded to steps changes by some rounding errors"
+            f"{name} on {before.run} inputs differs by {most:.1e}, and torch differs from itself by {torchs:.1e}"
+            " in the same elements when what is quantized changes by rounding errors"
         )
     return True
 

@@ -46,12 +46,12 @@ def test_explain_takes_the_other_numbers_of_a_problem(run):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "takes an op and its --shape"),
+        ((), "expects an op and --shape"),
         (("relu", "--shape", "3x4"), "relu has no planner"),
         ((NORM, "--shape", "3x0"), r"a shape is that of x, \(\*, columns\); got 3x0"),
         ((NORM, "--shape", "3x4", "--dtype", "float64"), "compute in float32, float16, bfloat16; not in float64"),
         ((NORM, "--shape", "3x4", "--gpu", "voodoo"), "--gpu takes t4, .*; got voodoo"),
-        ((NORM, "--shape", "3x4", "--set", "item_size=0"), "say what item_size is, not --set"),
+        ((NORM, "--shape", "3x4", "--set", "item_size=0"), "item_size follows from --shape, --dtype and --backward"),
         ((NORM, "--shape", "3x4", "--set", "lines=3"), "not of lines"),
     ],
 )
@@ -65,10 +65,10 @@ def test_wrong_questions_are_refused(run, arguments, message):
     ("arguments", "message"),
     [
         (("relu",), "relu has no planner"),
-        (("--shape", "3x4"), "tune takes the op of a --shape"),
-        ((NORM, "--gpu", "t4"), "tune takes the GPU at hand"),
+        (("--shape", "3x4"), "tune expects the op that --shape belongs to"),
+        ((NORM, "--gpu", "t4"), "tune runs on this machine's GPU"),
         ((NORM, "--shape", "3x0"), "a shape is that of x"),
-        ((NORM, "--shape", "3x4"), "timed on the GPU that they are for, and torch sees no CUDA device here"),
+        ((NORM, "--shape", "3x4"), "timed on a GPU, and torch sees no CUDA device here"),
         ((), "torch sees no CUDA device here"),
     ],
 )

@@ -39,7 +39,7 @@ def test_sizes_that_hang_together(batch: int, opset: int, tmp_path) -> None:
     (note,) = (note for note in report.notes if note.startswith("dynamic_shapes='auto'"))
     assert note.endswith(
         "images (6*batch), poses (batch), points (points_batch); "
-        "static, as the model takes the size for a number: scale"
+        "static, because the model uses the size as a number, for scale"
     )
 
 
@@ -53,8 +53,8 @@ def test_a_size_that_the_model_takes_for_a_number(tmp_path) -> None:
     report = svexport.export(Pairs(), args, tmp_path / "m.onnx", opset=18, dynamic_shapes="auto")
     assert report.inputs == {"x": "float32[2, 3]", "y": "float32[2, 3]"}
     assert report.notes == [
-        "dynamic_shapes='auto': dynamic in their first size: no inputs; "
-        "static, as the model takes the size for a number: x, y"
+        "dynamic_shapes='auto': the first size is dynamic for no inputs; "
+        "static, because the model uses the size as a number, for x, y"
     ]
 
 
@@ -116,7 +116,7 @@ def test_a_range_is_said(tmp_path) -> None:
             return x.mean(0) if x.shape[0] > 3 else x.sum(0)
 
     report = svexport.export(Few(), torch.randn(6, 4), tmp_path / "m.onnx", opset=11, dynamic_shapes="auto")
-    assert any("first size: x (batch from 4)" in note for note in report.notes), report.notes
+    assert any("first size is dynamic for x (batch from 4)" in note for note in report.notes), report.notes
 
 
 @pytest.mark.parametrize("opset", [11, 18])

@@ -249,7 +249,7 @@ def test_unsupported_opset(opset, tmp_path) -> None:
         (X, {"output_names": [""]}, "output_names expects 1 different names"),
         (X, {"dtype": torch.bfloat16}, "bfloat16 needs opset 13 or later, got opset=11"),
         ((X[0].bfloat16(),), {}, "bfloat16 needs opset 13"),
-        ((X[0].cfloat(),), {"opset": 18}, "x is a complex64 tensor, with which ONNX does not compute"),
+        ((X[0].cfloat(),), {"opset": 18}, "x is a complex64 tensor, which ONNX does not compute with"),
         ((X[0].numpy(),), {}, r"expected at least one tensor among the arguments, got ndarray; torch\.from_numpy"),
     ],
 )
@@ -434,7 +434,7 @@ def test_no_size_that_a_model_takes(tmp_path) -> None:
     report = svexport.export(Only(), torch.randn(2, 6), tmp_path / "m.onnx", dynamic_axes={"x": {1: "w"}})
     assert [p.run for p in report.parity] == ["given", "scaled", "zeros", "w=1"]  # of which there can be six
     traced, verified = report.notes
-    assert traced.startswith("traced by TorchScript, for torch.export refuses the model: axis 1 of x is to be dynamic")
+    assert traced.startswith("traced by TorchScript, because torch.export refuses the model: axis 1 of x is to")
     assert "not verified with w=7 or w=8 or w=12: the model itself fails there" in verified
 
 
@@ -585,7 +585,7 @@ def test_points_of_a_half_model_are_counted_as_on_cuda(mode, padding, opset, tmp
     model = Sampled(mode=mode, padding_mode=padding, align_corners=False)
     report = svexport.export(model, (image, grid), tmp_path / "m.onnx", opset=opset, dtype=torch.float16)
     assert report.verified
-    assert any("float32 stay coordinates" in note for note in report.notes)
+    assert any("kept in float32: coordinates" in note for note in report.notes)
     expected = model(image.half().float(), grid)
     torch.testing.assert_close(svexport.load(report.path)(image, grid).float(), expected, rtol=2e-3, atol=2e-3)
     args = image.half(), grid.half()
@@ -910,7 +910,9 @@ def test_ties_in_another_order_are_named(how, opset, tmp_path) -> None:
     with pytest.raises(svexport.VerificationError) as caught:
         svexport.export(Chosen(how), args, tmp_path / "m.onnx", opset=opset)
     text = str(caught.value)
-    assert re.search(rf"equal.* ONNX by their places: {how} at \S*test_contract.py:\d+ in forward: best = ", text), text
+    assert re.search(
+        rf"equal.* ONNX returns them by position: {how} at \S*test_contract.py:\d+ in forward: best = ", text
+    ), text
     assert "random numbers" not in text
 
 
@@ -1065,12 +1067,12 @@ class Samples(nn.Module):
             {},
             r"forward needs the value of a tensor in Python: (?s:.*) at .*x\.sum\(\) > 0(?s:.*)torch\.where",
         ),
-        (Rows(), X * 2, {"x": {2: "h"}}, r"forward makes a number of a dynamic size\n  at .*range\(int\("),
+        (Rows(), X * 2, {"x": {2: "h"}}, r"forward makes a Python number of a dynamic size\n  at .*range\(int\("),
         (
             Samples(),
             (torch.rand(2, 3) * 4,),
             {},
-            r"forward makes a number of values of its inputs\n  at .*\.item\(\)(?s:.*)freeze=",
+            r"forward makes a Python number of values of its inputs\n  at .*\.item\(\)(?s:.*)freeze=",
         ),
     ],
 )
@@ -1121,7 +1123,7 @@ def test_projected_states(opset, tmp_path) -> None:
 def test_packed_sequences(opset, tmp_path) -> None:
     """Of which torch's errors say ``vector::_M_range_check`` and ``zeros(): argument 'size'``."""
     model, args = Packed().eval(), (torch.randn(3, 7, 4), torch.tensor([7, 2, 5]))
-    message = r"model\.lstm is given a packed sequence(?s:.*)pass it the padded one(?s:.*)lengths - 1"
+    message = r"model\.lstm is given a packed sequence(?s:.*)pass the padded sequence(?s:.*)lengths - 1"
     with pytest.raises(svexport.ExportError, match=message):
         svexport.export(model, args, tmp_path / "m.onnx", opset=opset)
     report = svexport.export(model, (*args, False), tmp_path / "m.onnx", opset=opset)
@@ -1157,7 +1159,7 @@ def test_everything_is_as_before(opset, tmp_path) -> None:
 
     svexport.export(model, X, tmp_path / "m.onnx", opset=opset)
     assert calls  # hooks run during tracing, as in any forward
-    with pytest.raises(svexport.ExportError, match=r"factorizes no matrices.*torch\.linalg\.solve"):
+    with pytest.raises(svexport.ExportError, match=r"no matrix factorization.*torch\.linalg\.solve"):
         svexport.export(nn.Sequential(model, Unsupported()), X, tmp_path / "n.onnx", opset=opset)
 
     assert [m.training for m in (model, model.conv, model.norm, model.drop)] == [True, True, False, True]
@@ -1179,7 +1181,7 @@ def test_layers_that_stay_in_training_mode_are_said(tmp_path) -> None:
     for layer in model[1:]:
         layer.train()
     assert svexport.export(model, x, tmp_path / "m.onnx").notes == [
-        "exported in eval mode, also 1 (BatchNorm2d), 2 (Dropout), which the model holds in training mode"
+        "exported in eval mode, including 1 (BatchNorm2d), 2 (Dropout), which the model keeps in training mode"
     ]
     assert model[1].training
     model.train()
@@ -1216,8 +1218,8 @@ def test_modules_with_a_switch_of_their_own_are_said(tmp_path) -> None:
     """Modes are changed without their methods: what a file computes is then neither."""
     model, x = nn.Sequential(nn.Conv2d(3, 4, 3), Switched(nn.BatchNorm2d(4))), torch.randn(2, 3, 7, 5)
     assert svexport.export(model, x, tmp_path / "m.onnx").notes == [
-        "exported in eval mode without a call of train(False), of which there is another one in 1 (Switched): call "
-        "model.eval() before, if that changes more than training"
+        "exported in eval mode without a call of the train() that 1 (Switched) overrides: call model.eval() before, "
+        "if it changes more than training"
     ]
     assert not svexport.export(model.eval(), x, tmp_path / "m.onnx").notes
 

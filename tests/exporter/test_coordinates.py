@@ -136,7 +136,7 @@ def test_a_half_file_samples_where_the_model_does(name: str, opset: int, tmp_pat
     model, args, expected = model_of(name)
     report = svexport.export(model, args, tmp_path / "m.onnx", opset=opset, dtype=torch.float16)
     assert report.verified
-    assert any("float32 stay coordinates" in note for note in report.notes)
+    assert any("kept in float32: coordinates" in note for note in report.notes)
     assert {kind.partition("[")[0] for kind in report.outputs.values()} == {"float16"}
     assert off(first(svexport.load(report.path)(*args)), expected) < 2e-3
     whole = first(copy.deepcopy(model).half()(*(x.half() for x in args)))

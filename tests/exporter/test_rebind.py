@@ -204,7 +204,7 @@ def test_what_cannot_be_bound_is_left_alone_with_the_reason():
     assert functions == ["of_a_table", "imported", "forward", "forward"]  # the last calls what has no lines
     *named, text = [a.reason for a in left]
     assert all("by no name that can be bound" in reason for reason in named)
-    assert text == "from_text was executed from text, in globals of no module"
+    assert text == "from_text was executed from text, in globals that are no module's"
     assert [r.source.partition(" in ")[2].partition(":")[0] for r in replaced.svexport_replacements] == ["warp"]
     assert len(left_to_torch(replaced, *args)) == 4
     torch.testing.assert_close(replaced(*args), model(*args), rtol=1e-5, atol=1e-5)
@@ -216,7 +216,7 @@ def test_generated_code_is_left_alone():
     replaced = svexport.replace(model, args, verbose=False)
     assert replaced.svexport_replacements == []
     assert [a.reason for a in replaced.svexport_left_alone] == [
-        "forward was executed from text, in globals of no module"
+        "forward was executed from text, in globals that are no module's"
     ]
     torch.testing.assert_close(replaced(*args), model(*args), rtol=0, atol=0)
 

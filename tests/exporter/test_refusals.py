@@ -48,7 +48,7 @@ def test_of_sizes_as_numbers(function, opset: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("factor", [lambda h: 16 / h, lambda h: (16 / h, 1.0)], ids=["one", "two"])
 def test_of_a_factor_made_of_sizes(factor, opset: int, tmp_path: Path) -> None:
     text = refused(lambda x: F.interpolate(x, None, factor(x.shape[2])), tmp_path, opset, dynamic_shapes=DYNAMIC)
-    assert "say the size, size=(height, width)" in text
+    assert "give size=(height, width)" in text
 
 
 @pytest.mark.parametrize("opset", [11, 18])
@@ -118,7 +118,7 @@ def test_of_half_models_that_fail_in_torch(tmp_path: Path) -> None:
 
 def test_of_derivatives_taken_backwards(tmp_path: Path) -> None:
     text = refused(lambda x: torch.func.grad(lambda y: (y**3).sum())(x), tmp_path, 18)
-    assert "derivatives backwards" in text
+    assert "derivatives in reverse mode" in text
     assert "torch.func.jvp" in text
 
 
@@ -132,7 +132,7 @@ def test_of_sizes_looked_up(tmp_path: Path) -> None:
     kept = {size: torch.ones(size, 1) for size in range(9)}
     text = refused(lambda x: x + kept[x.shape[2]], tmp_path, 18, dynamic_shapes=DYNAMIC)
     assert "looks a dynamic size up in a dict" in text
-    assert "make it static" in text
+    assert "make the size static" in text
 
 
 @pytest.mark.parametrize("function", [operator.and_, operator.or_, operator.xor], ids=["and", "or", "xor"])

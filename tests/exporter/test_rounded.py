@@ -49,7 +49,7 @@ class Model(nn.Module):
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name: str, opset: int, tmp_path) -> None:
     options = {"opset": opset, "dynamic_shapes": {"x": {2: "n"}}}
-    with pytest.raises(svexport.ExportError, match="for some sizes that is another number of pixels than in torch"):
+    with pytest.raises(svexport.ExportError, match="for some sizes the file makes another number of pixels than torch"):
         svexport.export(Model(REFUSED[name]), torch.randn(1, 2, 20), tmp_path / "m.onnx", **options)
     assert not list(tmp_path.iterdir())
 

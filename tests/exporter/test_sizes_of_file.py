@@ -106,7 +106,7 @@ def test_another_order_or_type(function, first, opset, tmp_path) -> None:
 
 
 def test_refusal_names_the_line_and_what_to_write(tmp_path) -> None:
-    with pytest.raises(svexport.VerificationError, match=r"rounds a float made of dynamic sizes(.|\n)*\* 10\)"):
+    with pytest.raises(svexport.VerificationError, match=r"rounds a float computed from dynamic sizes(.|\n)*\* 10\)"):
         written(OTHERS["one product"], tmp_path / "m.onnx", 20)
 
 

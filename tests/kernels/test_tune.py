@@ -104,7 +104,7 @@ def test_what_saves_next_to_nothing_changes_nothing(monkeypatch: pytest.MonkeyPa
 def test_a_call_chooses_one_tactic(monkeypatch: pytest.MonkeyPatch) -> None:
     for problems, message in (((), "none"), (((NORM, problem_of(1)), (NORM, problem_of(2))), "2")):
         monkeypatch.setattr(torch.ops, "svexport", Kernels(*problems))
-        with pytest.raises(UnsupportedError, match=f"chooses one tactic; this one chooses {message}"):
+        with pytest.raises(UnsupportedError, match=f"chooses one tactic, got one that chooses {message}"):
             tune.tune(lambda: None, lambda calls: {})
 
 
@@ -206,7 +206,7 @@ def test_a_gpu_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
         tune.needed()
     monkeypatch.setattr(planner, "this_gpu", lambda: GPU)
     monkeypatch.setattr(_cuda, "load", lambda: False)
-    with pytest.raises(BackendNotAvailableError, match="kernels are not there to be timed"):
+    with pytest.raises(BackendNotAvailableError, match="there are no CUDA kernels to time"):
         tune.needed()
 
 

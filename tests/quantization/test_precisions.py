@@ -85,7 +85,7 @@ def test_models_stay_as_they_are() -> None:
 
 def test_refused() -> None:
     net = Net()
-    with pytest.raises(SvexportError, match="others were none"):
+    with pytest.raises(SvexportError, match="expected models to compare with, got none"):
         svexport.precisions(net, {}, [torch.randn(3, 6)])
     with pytest.raises(SvexportError, match="batches is empty"):
         svexport.precisions(net, {"a": net}, [])

@@ -189,7 +189,7 @@ def test_fp8_is_refused_where_there_is_none(tmp_path: Path) -> None:
         svexport.export(quantized, batches(1)[0], tmp_path / "m.onnx", opset=19, target="8.6")
     with pytest.raises(SvexportError, match="format: expected one of int8, fp8, got 'int4'"):
         svexport.quantize(Net(), batches(), format="int4")
-    with pytest.raises(SvexportError, match="'entropy' counts 128 equal steps, which fp8 has not"):
+    with pytest.raises(SvexportError, match="'entropy' counts 128 equal steps, which fp8 does not have"):
         svexport.quantize(Net(), batches(), format="fp8", method="entropy")
 
 

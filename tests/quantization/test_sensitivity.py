@@ -124,11 +124,11 @@ def test_refused() -> None:
         svexport.sensitivity(net(), [torch.randn(4, 8)])
     with pytest.raises(SvexportError, match="batches is empty"):
         svexport.sensitivity(quantized, [])
-    with pytest.raises(SvexportError, match="metric expects to return a number, got str"):
+    with pytest.raises(SvexportError, match="metric must return a number, got str"):
         svexport.sensitivity(quantized, [torch.randn(4, 8)], lambda outputs, batch: "good")
-    with pytest.raises(SvexportError, match="metric expects to return finite numbers"):
+    with pytest.raises(SvexportError, match="metric must return finite numbers"):
         svexport.sensitivity(quantized, [torch.randn(4, 8)], lambda outputs, batch: float("nan"))
     random = iter(range(1000))
     found = svexport.sensitivity(quantized, [torch.randn(4, 8)], lambda outputs, batch: -float(next(random)))
-    with pytest.raises(SvexportError, match="does the metric give the same number"):
+    with pytest.raises(SvexportError, match="check that the metric returns the same number"):
         found.keep(0)

@@ -136,7 +136,7 @@ def test_values_that_cannot_be_outputs_are_looked_through(
         found = svexport.compare(Branches(), engine, layers=True)
     assert found.first is not None
     assert found.first.name == "left.5"
-    assert any(f"{hidden} cannot be made outputs" in note for note in found.notes)
+    assert any(f"{hidden} cannot be outputs" in note for note in found.notes)
 
 
 def test_behind_all_layers(tmp_path: Path, tensorrt: Install) -> None:
@@ -155,7 +155,7 @@ def test_behind_all_layers(tmp_path: Path, tensorrt: Install) -> None:
     with svexport.build(tmp_path / "m.onnx") as engine:
         found = svexport.compare(After(), engine, layers=True)
     assert [p.ok for p in found.layers] == [True]
-    assert any("the error begins behind them" in note for note in found.notes)
+    assert any("the error begins after them" in note for note in found.notes)
 
 
 def test_outputs_that_agree_and_chosen_layers(file: Path, tmp_path: Path, tensorrt: Install) -> None:

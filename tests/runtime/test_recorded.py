@@ -149,7 +149,7 @@ def test_threads() -> None:
     [
         ("b", "the numbers of b are read on the CPU in every run"),
         ("refused", "CUDA failure 900: operation not permitted when stream is capturing"),
-        ("kept", "a replay has given something else than a run"),
+        ("kept", "a replay differs from a run"),
     ],
 )
 def test_where_none_is_recorded_it_says_why_and_runs(fault: str, said: str) -> None:

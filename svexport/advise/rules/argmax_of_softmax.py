@@ -29,7 +29,7 @@ def find(scope: Scope) -> Iterator[Found]:
             continue
         if inner.name != "sigmoid" and (dim is None or integer(inner.get(0, "dim", "axis")) != dim):
             continue
-        yield Found(node, f"`{inner.name}` keeps the order: take `{call.name}` of what it is given")
+        yield Found(node, f"`{inner.name}` keeps the order: take `{call.name}` of its argument")
 
 
 def _is_argmax(scope: Scope, call: Call) -> bool:

@@ -31,7 +31,7 @@ def find(scope: Scope) -> Iterator[Found]:
             continue
         axes = ", ".join(map(str, order))
         same = order == tuple(range(len(order)))
-        message += ": that of nothing, leave both out" if same else f": `permute({axes})`"
+        message += ": they cancel, leave both out" if same else f": `permute({axes})`"
         edits: tuple[Edit, ...] = ()
         if inner.is_method and outer.is_method and inner.node is outer.input:
             receiver = scope.source.receiver(inner.node)
@@ -62,7 +62,7 @@ RULE = Rule(
     name="chained permutes and transposes",
     why=(
         "Each is a Transpose in the file, and a copy wherever a contiguous tensor is needed next. Permutes compose: "
-        "one does it."
+        "one is enough."
     ),
     before="y = x.permute(0, 2, 1).transpose(0, 1)",
     after="y = x.permute(2, 0, 1)",

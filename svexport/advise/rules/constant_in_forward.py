@@ -100,8 +100,8 @@ RULE = Rule(
     code="SVX106",
     name="a constant made in forward",
     why=(
-        "It is made anew in every forward: by `torch.tensor` on the CPU, then copied, which waits for the device. In a "
-        "half model it has a type of its own, with casts around it."
+        "Every forward makes it anew: `torch.tensor` makes it on the CPU, and the copy waits for the device. In a half "
+        "model it has a type of its own, with casts around it."
     ),
     before=(
         "def forward(self, x):\n    mean = torch.tensor([0.485, 0.456, 0.406], device=x.device)\n"

@@ -118,7 +118,7 @@ def _like(scope: Scope, call: Call) -> Iterator[Found]:
     elif made.name == "full":
         exact = len(made.node.args) == 2 and _is_small(made.node.args[1])
     edit = scope.source.replace(call.node, f"{receiver}.{name}({arguments})") if exact and arguments else None
-    message = f"`{made.name}` and `{call.name}` make it in another type, or on the CPU, first: `{receiver}.{name}(...)`"
+    message = f"`{made.name}` and `{call.name}` first make it in another type, or on the CPU: `{receiver}.{name}(...)`"
     yield Found(call.node, message, (edit,) if edit else ())
 
 
@@ -197,7 +197,7 @@ RULE = Rule(
     name="`zeros().fill_().type_as()` and its like",
     why=(
         "Each step writes the tensor again: made of float32 on the CPU, filled, cast, copied to the device. One call "
-        "does all of it, where and as it is wanted."
+        "makes it in the right type, on the right device."
     ),
     before=(
         "mask = torch.zeros(n, n).fill_(1).type_as(x)\nbias = torch.zeros_like(x).fill_(0.5)\n"

@@ -106,13 +106,13 @@ RULE = Rule(
     code="SVX103",
     name="`int()` or `len()` of a tensor's size",
     why=(
-        "Both give a plain integer where a tracer had followed the size: the file is right for the sizes of the "
-        "example alone, dynamic shapes or not."
+        "Both return a plain integer, and a tracer no longer follows the size: the file is right only for the sizes of "
+        "the example, even with dynamic shapes."
     ),
     before="n = len(x)\nh = int(x.shape[2] / 2)",
     after="n = x.shape[0]\nh = x.shape[2] // 2",
     find=find,
     reach=Reach.FORWARD,
     fixes=True,
-    note="fixed: all but sizes divided across lines with a comment",
+    note="fixed, but for sizes divided across lines with a comment",
 )

@@ -110,11 +110,11 @@ RULE = Rule(
     code="SVX303",
     name="an inverse sigmoid without eps",
     why=(
-        "`log(x / (1 - x))` is infinite at 0 and 1, which sigmoids reach by rounding: in half from about 8.3 on. One "
-        "infinite reference point makes NaN of all that attends to it."
+        "`log(x / (1 - x))` is infinite at 0 and 1, and sigmoids reach both by rounding, in half from about 8.3 on. "
+        "One infinite reference point turns all that attends to it into NaN."
     ),
     before="def inverse_sigmoid(x):\n    return torch.log(x / (1 - x))",
     after="def inverse_sigmoid(x, eps=1e-5):\n    return torch.logit(x, eps=eps)",
     find=find,
-    note="values next to 0 and 1 change, which is the point of it",
+    note="values next to 0 and 1 change, as they should",
 )

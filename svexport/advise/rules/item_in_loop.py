@@ -120,5 +120,5 @@ RULE = Rule(
     before="for i in range(8):\n    scale = scales[i].item()\n    parts.append(x[i] * scale)",
     after="parts = x[:8] * scales[:8, None]    # or, outside of the model: for scale in scales.tolist():",
     find=find,
-    note="what takes the place of the values depends on what is done with them",
+    note="the better form depends on how the values are used",
 )

@@ -92,5 +92,5 @@ RULE = Rule(
     after="center = boxes[:, :2] * scale",
     find=find,
     fixes=True,
-    note="fixed where nothing can tell a view from a copy: operands of arithmetic and their like, and targets",
+    note="fixed where a view and a copy give the same: operands of arithmetic, arguments of some functions, targets",
 )

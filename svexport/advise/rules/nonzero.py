@@ -78,12 +78,12 @@ RULE = Rule(
     code="SVX104",
     name="`nonzero()` or `torch.where(condition)` in forward",
     why=(
-        "How many there are is known only after the values are: eager CUDA waits for the device, torch.export needs an "
+        "The number of results is known only after the values: eager CUDA waits for the device, torch.export needs an "
         "unbacked size, and TensorRT has NonZero from 8.5 on only."
     ),
     before="rows = torch.nonzero(mask)[:, 0]\nx[rows] = 0",
     after="x = x.masked_fill(mask[:, None], 0)",
     find=find,
     reach=Reach.FORWARD,
-    note="what keeps the shape depends on what is done with the indices",
+    note="the better form depends on how the indices are used",
 )

@@ -30,7 +30,7 @@ def find(scope: Scope) -> Iterator[Found]:
             better = f"the logit with {math.log(t / (1 - t)):.6g}, or `svexport.ops.sigmoid_gt(x, {t})`"
         else:
             continue
-        yield Found(node, f"a sigmoid for nothing but a threshold: compare {better}")
+        yield Found(node, f"a sigmoid only for a threshold: compare {better}")
 
 
 def _with_shape(scope: Scope, node: ast.AST) -> ast.AST:
@@ -48,9 +48,9 @@ def _with_shape(scope: Scope, node: ast.AST) -> ast.AST:
 RULE = Rule(
     code="SVX302",
     name="a sigmoid before a threshold",
-    why="The sigmoid grows with its argument: to compare the logit with that of the threshold takes no exponential.",
+    why="The sigmoid grows with its argument: comparing the logit with the threshold's takes no exponential.",
     before="kept = x.sigmoid() > 0.7",
     after="kept = svexport.ops.sigmoid_gt(x, 0.7)    # or x > 0.847298",
     find=find,
-    note="a rounded sigmoid may equal the threshold where the logit does not: results differ next to it",
+    note="a rounded sigmoid may equal the threshold where the logit does not: results next to it may differ",
 )

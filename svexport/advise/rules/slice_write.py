@@ -373,8 +373,8 @@ RULE = Rule(
     code="SVX105",
     name="a tensor written into slice by slice",
     why=(
-        "Each write is a ScatterND over the whole tensor in the file, with its indices, after a fill with values that "
-        "nobody reads; run, each is a kernel of its own."
+        "In the file each write is a ScatterND over the whole tensor, with its indices, after a fill with values that "
+        "nobody reads. At run time each is a kernel of its own."
     ),
     before="y = torch.zeros_like(x)\ny[..., 0] = x[..., 0] * w\ny[..., 1] = x[..., 1] * h",
     after="y = torch.stack((x[..., 0] * w, x[..., 1] * h), -1)",

@@ -196,12 +196,12 @@ RULE = Rule(
     code="SVX203",
     name="strided slices and `cat`",
     why=(
-        "Four strided slices read every second pixel each, and `cat` copies what they gave. It is one reshape, "
-        "transpose and reshape."
+        "Each of the four slices reads every second pixel, and `cat` copies the results. One reshape, transpose and "
+        "reshape does the same."
     ),
     before="y = torch.cat((x[..., ::2, ::2], x[..., 1::2, ::2], x[..., ::2, 1::2], x[..., 1::2, 1::2]), 1)",
     after="y = svexport.ops.space_to_depth(x)    # the module: svexport.ops.Focus",
     find=find,
     fixes=True,
-    note="fixed in YOLOX's order of slices, the assignments of the slices included",
+    note="fixed for slices in YOLOX's order, assigned to names or not",
 )

@@ -208,8 +208,8 @@ RULE = Rule(
     code="SVX102",
     name="a Python loop over a tensor's first axis",
     why=(
-        "The graph gets a copy of the loop's body per row of the example input, and is right for that number of rows "
-        "alone; run, each row starts kernels of its own."
+        "The graph gets a copy of the loop's body per row of the example input, and is right only for that number of "
+        "rows. At run time each row starts kernels of its own."
     ),
     before="rows = []\nfor row in x:\n    rows.append(torch.softmax(row, -1))\ny = torch.stack(rows)",
     after="y = torch.softmax(x, -1)",

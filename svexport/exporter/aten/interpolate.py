@@ -63,7 +63,9 @@ def interpolate(
 ) -> Tensor:
     """``F.interpolate``, traced as equivalent functions wherever Resize would differ from torch."""
     if any(isinstance(factor, torch.SymFloat) for factor in leaves_of(scale_factor)):
-        raise ExportError("F.interpolate by a factor that is made of dynamic sizes: say the size, size=(height, width)")
+        raise ExportError(
+            "F.interpolate by a factor computed from dynamic sizes is not exported: give size=(height, width)"
+        )
     output = F.interpolate(input, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
     if antialias or 0 in input.shape:
         return output

@@ -191,7 +191,7 @@ def _with_divisor(axes: int) -> Callable[..., Any]:
             return NotImplemented
         if ceil_mode:
             raise ExportError(
-                f"avg_pool{axes}d with ceil_mode and divisor_override; pad the input, and leave ceil_mode"
+                f"avg_pool{axes}d with ceil_mode and divisor_override is not exported; pad the input, without ceil_mode"
             )
         sizes, steps, pads = (
             [n] * axes if isinstance(n, int) else list(n) * (axes if len(n) == 1 else 1)

@@ -216,7 +216,7 @@ def put(traced: Traced, encoder: Encoder) -> None:
         node = graph.call_function(encode, (encoder.shape, encoder.eps, *encoder.given, weights))
     replace_nodes(graph, [encoder.output], [node], {*encoder.modules, *encoder.between})
     if any(isinstance(n.target, Attention) for n in graph.nodes):
-        raise NotTraced("what a layer comes to is used beside the next")
+        raise NotTraced("a layer's result is also used outside of the next layer")
 
 
 def prove(module: nn.Module, rewrite: Rewrite, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Proof:

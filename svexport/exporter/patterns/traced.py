@@ -460,10 +460,10 @@ def trace(
         with _modes(module, False), _compiling(True):
             compiled, of_compiling, _ = _record(module, bound.arguments, signature, inline, leaves)
         if compiled.text(of_compiling) != tracer.text(graph):
-            raise NotTraced("its forward is another one when it is compiled")
+            raise NotTraced("its forward takes another path when it is compiled")
     _join(of_training, graph, tracer)
     if trained.text(of_training) != tracer.text(graph):
-        raise NotTraced("its forward is another one in training")
+        raise NotTraced("its forward takes another path in training")
     changed = {n for n, version in tracer.versions.items() if tracer.values[n]._version != version}
     inlined = tuple(tracer.inlined)
     return Traced(

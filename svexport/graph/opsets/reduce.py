@@ -80,7 +80,7 @@ def _sums(b: Builder, node: Node) -> Value:
     size = b.dim(x, axis)
     static = None if x.shape is None or None in x.shape else math.prod(x.shape) * x.shape[axis]  # type: ignore[arg-type,operator]
     if static is not None and static > LARGEST:
-        node.refuse(f"every element beside every place would be {static:,} elements")
+        node.refuse(f"comparing every element with every position takes {static:,} elements")
     order = [*(other for other in range(rank) if other != axis), axis]
     lines = b.unsqueeze(b.transpose(x, order), rank - 1)  # (*, 1, S)
     source = b.arange(size)

@@ -174,7 +174,7 @@ def _axes(b: Builder, node: Node, every: bool = False) -> list[Axis]:
             given = replace(given, dtype=TensorProto.FLOAT, shape=(len(dims),))
             scales = list(b.split(given, 0, [1] * len(dims))) if len(dims) > 1 else [given]
         if kernel.coordinates == "tf_crop_and_resize":
-            node.refuse("whether its region counts in the size of the result is read in two ways")
+            node.refuse("runtimes differ on whether its region counts in the size of the result")
         new = [_scaled(b, size, scale) for size, scale in zip(old, scales)]
     else:
         new = _entries(b, node, _SIZES, len(dims))

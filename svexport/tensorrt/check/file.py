@@ -86,7 +86,7 @@ def _opset(
             said = f"{came}, in which {f'{count} {name}' if count > 1 else name} has {text}"
             yield _finding("error", "opset", expected, said, f"export with opset={high}")
         if not new:
-            said = f"{came}, of which no node says anything that opset {high} does not know"
+            said = f"{came}, but no node uses anything newer than opset {high}"
             yield _finding("warning", "opset", expected, said, f"export with opset={high}, to be on the safe side")
     elif opset < low:
         yield _finding("warning", "opset", expected, came, f"export with opset={low} or later")
@@ -100,7 +100,7 @@ def _validity(light: onnx.ModelProto) -> Iterator[Finding]:
         text = str(error).strip()
         if not any(words in text for words in ("No Op registered", "ir_version", "No opset import")):
             expected = "what the checker of onnx accepts"
-            yield _finding("warning", "onnx", expected, text.split("\n")[0], "export it again, or mend it")
+            yield _finding("warning", "onnx", expected, text.split("\n")[0], "export it again, or repair it")
 
 
 def _functions(model: onnx.ModelProto, target: Target) -> Iterator[Finding]:
@@ -205,7 +205,7 @@ def _narrowed(every: Sequence[onnx.GraphProto]) -> Iterator[Finding]:
     for name, tensor in constants:
         if tensor.data_type == TensorProto.INT64 and name not in bounds and (number := _beyond_int32(tensor)):
             came = f"{name!r} holds {number}, which is clamped"
-            todo = "see whether the clamped number does as well"
+            todo = "check that the clamped number serves as well"
             yield _finding("warning", "int64_range", "INT64 constants that fit into INT32", came, todo)
     boundary = (*every[0].input, *every[0].output)
     if names := [value.name for value in boundary if value.type.tensor_type.elem_type == TensorProto.INT64]:

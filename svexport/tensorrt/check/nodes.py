@@ -37,8 +37,8 @@ VERDICTS = ("native", "plugin", "body", "unknown plugin", "undecided", "restrict
 """Verdicts on nodes, from best to worst."""
 
 _CONSEQUENCES = {
-    "silent": "; the parser takes it all the same, and computes something else",
-    "builder": "; it is parsed, but no engine can be built of it",
+    "silent": "; the parser accepts it, but computes something else",
+    "builder": "; it is parsed, but no engine can be built from it",
 }
 """Of restrictions that the parser does not enforce, by their kind."""
 
@@ -116,8 +116,8 @@ class Nodes:
         for node in graph.node:
             self.counts[node.op_type] += 1
             if lost := [n for n in node.input if n and not (n in makers or n in constants or n in inputs)]:
-                came = f"{listed(lost)}, which nothing makes"
-                self._add("error", "missing_input", "inputs that are there", came, "export it again", node, where)
+                came = f"{listed(lost)}, which no node makes"
+                self._add("error", "missing_input", "inputs that exist", came, "export it again", node, where)
             known = Node(node, opset, self._target.version, types, constants, makers, in_function)
             self.verdicts[self._verdict(known, where)] += 1
             for nested in graphs_of(node):
@@ -135,7 +135,7 @@ class Nodes:
             where = f"function {function.domain}::{name}"
             self._graph(function, opset, where, in_function=True)
             if freed := [n.output[0] for n in function.node if is_standard(n, "Constant") and n.output]:
-                expected = "functions without constants, which the parser reads after they are gone"
+                expected = "functions without constants, which the parser reads after they are freed"
                 self._add("error", "function_constants", expected, listed(freed), INLINE, None, where)
 
     def _call(self, node: onnx.NodeProto, where: str) -> str:
@@ -200,7 +200,7 @@ class Nodes:
         came = f"{node.domain or 'ai.onnx'}::{node.op_type}, which neither ONNX nor svexport has"
         todo = "load the library that has it before parsing"
         if node.op_type.endswith("_TRT"):
-            todo = "initLibNvInferPlugins: so TensorRT's own are called; see whether this version has it"
+            todo = "call initLibNvInferPlugins, as TensorRT's own plugins are named so; check that this version has it"
         self._add("warning", "unknown_plugin", expected, came, todo, node, where)
         return "unknown plugin"
 

@@ -110,7 +110,7 @@ def foldable(index: int, name: str, **limits: Any) -> Rule:
             return None
         if node.proto.input[index] not in node.makers:
             return node.origin(index)
-        raise Undecided(f"{node.origin(index)}, may or may not come to a constant in the parser")
+        raise Undecided(f"{node.origin(index)}, may or may not become a constant in the parser")
 
     return within(Rule(f"known_{name}", f"{name} as a constant", came, FOLD), **limits)
 

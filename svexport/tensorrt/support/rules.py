@@ -515,7 +515,7 @@ LOOP_CONDITION = Rule(
 )
 LOOP_COUNTER = Rule(
     "loop_counter",
-    "an iteration number of which the shape does not matter",
+    "an iteration number whose shape does not matter",
     _loop_counter,
     "count in a state of the loop",
 )
@@ -528,8 +528,8 @@ ODD_INT4 = Rule("int4", "an even last dimension", _odd_int4, "pad the weights")
 ALL_AXES = Rule("empty_axes", "axes, or none at all", _nothing_to_reduce, "leave the input out: all are reduced then")
 EMPTY_AXES = Rule("empty_axes", "axes that are not empty", _no_axes, "leave the node out")
 REDUCE_AXES = Rule("constant_axes", "axes as an initializer", _reduce_axes, FOLD)
-PAIRED_PADS = Rule("pads", "pads of which the end is like the beginning", _pads_alike)
-AVERAGE_PADS = Rule("pads", "pads of which the end is like the beginning, or 1 more", _average_pads)
+PAIRED_PADS = Rule("pads", "equal pads at both ends", _pads_alike)
+AVERAGE_PADS = Rule("pads", "equal pads at both ends, or 1 more at the end", _average_pads)
 EINSUM_LETTERS = Rule("equation", "labels of a to z", _einsum_letters, "write the equation in lower-case letters")
 EINSUM_PLAIN = Rule("equation", "two operands, and no ellipsis", _einsum_plain)
 EINSUM_DIAGONAL = Rule("equation", "no diagonal", _einsum_diagonal)
@@ -571,7 +571,7 @@ HALF_FACTORS = Rule(
 HALF_STATISTICS = Rule(
     "statistics", "statistics as initializers, or FLOAT", _half_statistics, "cast to FLOAT before it, and back"
 )
-OUTPUT_SHAPE = Rule("output_shape", "pads, and no output_shape", _output_shape, "write the pads that it comes to")
+OUTPUT_SHAPE = Rule("output_shape", "pads, and no output_shape", _output_shape, "write the pads that follow from it")
 SLICE_AXES = Rule("slice_axes", "axes, where not all dimensions have a start", _axes_left_out, "write the axes")
 NEGATIVE_PADS = Rule("negative_pads", "no negative pads", _negative_pads, "slice, and pad what is left")
 PADDED = Rule("padded", "a graph that takes boxes padded to max_output_boxes_per_class", _padded)
