@@ -124,7 +124,11 @@ def allow_rounding(
     held_to: Tolerances,
     notes: list[str],
 ) -> None:
-    """Accepts what torch's own rounding explains in ``found``; on the given inputs, up to the largest tolerance."""
+    """Widens ``atol`` of the outputs in ``found`` whose difference torch's own rounding explains, and notes it.
+
+    On the given inputs this is silent: it needs a default ``atol``, and floating-point outputs get no more than
+    ``held_to.most`` allows.
+    """
     for index, (name, e, a) in enumerate(pairs):
         p = found[index]
         if p.ok or not (own := rounding.allows(index, a, p.rtol, p.atol)):
@@ -147,8 +151,8 @@ def closely(
     most: float = MOST_ROUNDING,
     close: float = CLOSE,
 ) -> tuple[float, float]:
-    """rtol and atol from torch's own rounding ``own``, if it is known: ``most`` times that, or ``close`` of the scale
-    of the output. The usual tolerances are kept if they are tighter."""
+    """rtol and atol from torch's own rounding ``own``, if it is known: the larger of ``most`` times that and ``close``
+    times the output's scale. The usual tolerances are kept if they are tighter."""
     scale = largest(expected)
     tight = math.inf if own is None else max(most * own, close * scale)
     return (0.0, tight) if tight < usual[1] + usual[0] * scale else usual

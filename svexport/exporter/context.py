@@ -328,7 +328,7 @@ _ALSO: dict[str, Callable[..., Any]] = {
     "aten::lstm.input": _projected_lstm,
     "aten::unfold": _unfold_side_by_side,
 }
-"""Like :data:`EXACT`, for functions that the TorchScript exporter converts correctly, or has in another form."""
+"""Like :data:`EXACT`, for torch.export alone: TorchScript's exporter converts these correctly or in another form."""
 
 
 def _affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None = None) -> Tensor:
@@ -365,8 +365,8 @@ def _by_a_tensor(function: Callable[..., Any], input: Tensor, *args: Any, **kwar
 
 
 def _arithmetic(function: Callable[..., Any], input: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
-    """Arithmetic on which the exporter fails: it adds masks, which ONNX does not; it makes a constant of a quotient of
-    sizes that meets integers; and it does not subtract integers from floats."""
+    """Arithmetic that the exporter gets wrong: it writes Add for masks, which ONNX does not define; it makes a constant
+    of a quotient of sizes next to an integer tensor; and it fails on a float minus an integer tensor."""
     fractions = (torch.SymFloat, float) if "rsub" in function.__name__ else torch.SymFloat
     if isinstance(input, Tensor) and isinstance(other, fractions) and not input.is_floating_point():
         input = input.to(torch.result_type(input, 1.0))

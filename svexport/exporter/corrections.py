@@ -27,15 +27,15 @@ _COMPOSITES: dict[str, Callable[..., Any]] = {
     "aten::max.other": CONVERSIONS["aten::maximum"],
     "aten::min.other": CONVERSIONS["aten::minimum"],
 }
-"""Conversions of functions that torch decomposes, but not while TorchScript traces."""
+"""Conversions of functions that torch.export decomposes into others of ``CONVERSIONS``, and TorchScript does not."""
 
 _ALL = CONVERSIONS | _COMPOSITES
 _IN_ONE_TYPE = ELEMENTWISE | {"aten::max.other", "aten::min.other"}
 
 
 def _converted(g: Any, own: _Own, *values: _Value) -> Any:
-    """Picks the conversion by the number of arguments: the exporter has made tensors of numbers, so overloads cannot
-    be told apart by type. The exporter's own handles values of unknown dtypes."""
+    """Picks the conversion by the number of arguments: the exporter has turned numbers into tensors, so types do not
+    tell overloads apart. Values of unknown dtype go to the exporter's own conversion."""
     node, write = g.original_node, GraphWriter(g)
     kind = write.dtype(next(node.outputs()))
     known = (s for s in torch._C._jit_get_schemas_for_operator(node.kind()) if len(s.arguments) == len(values))
@@ -137,7 +137,7 @@ def _unique_along(g: Any, own: _Own, self: _Value, dim: _Value, sorted: _Value, 
 
 
 def _unique(g: Any, own: _Own, self: _Value, *rest: _Value) -> Any:
-    """``unique`` of the whole tensor, with indices in its shape, which the exporter's own does not restore."""
+    """``unique`` of the whole tensor. The exporter's own returns the inverse indices flat; torch's have its shape."""
     values, places, *counts = own(g, self, *rest)
     return (values, g.op("Reshape", places, g.op("Shape", self)), *counts)
 

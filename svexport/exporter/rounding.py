@@ -1,4 +1,4 @@
-"""How far torch is from itself for rounding alone, and what a file may differ by because of it."""
+"""How far torch differs from itself by rounding alone, and by how much a file may differ because of it."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ BLOCK = 2**18
 """Elements whose sizes are computed at once: more would take memory anew, which costs more than the numbers."""
 
 ROUNDING = 2.0**-18
-"""Of the largest number: some times what sums in another order differ by in float32."""
+"""Relative to the largest number: a few times the difference of float32 sums in another order."""
 
 
 @dataclass(frozen=True)
 class Tolerances:
-    """What verification holds outputs to.
+    """The tolerances that verification holds outputs to.
 
-    What the caller gave holds as given. Else the absolute one is relative to an output's own scale, its largest number,
-    from 1 down, and whole numbers are equal or not.
+    Tolerances of the caller hold as given. Otherwise the absolute one shrinks with an output's scale, its largest
+    number, if that is below 1, and integers have to be equal.
 
     Attributes:
         rtol: as given, or None.
         atol: as given, or None.
-        most: both, of outputs whose scale is 1 or more.
+        most: rtol and atol of outputs whose scale is 1 or more.
     """
 
     rtol: float | None
@@ -58,11 +58,11 @@ class Tolerances:
 
     @property
     def fine(self) -> bool:
-        """Whether no half type takes part, of which two runtimes make quite different numbers."""
+        """Whether no half type takes part; in those, two runtimes compute quite different numbers."""
         return self.most == (RTOL, ATOL)
 
     def held(self, expected: Tensor, far: bool = False) -> tuple[float, float]:
-        """rtol and atol of one output: of ``far`` inputs, where large numbers cancel, at least some rounding errors."""
+        """rtol and atol of one output. On ``far`` inputs, where large numbers cancel, atol allows for some rounding."""
         rtol, atol = self.most
         if not expected.is_floating_point():
             return 0.0 if self.rtol is None else rtol, 0.0 if self.atol is None else atol
@@ -75,8 +75,8 @@ class Tolerances:
 
 
 class Rounding:
-    """Torch's own rounding in one run: how far it is from float64, and from itself where its every result changes by a
-    rounding error (which also tells of numbers that cancel, and of models that have no float64).
+    """Torch's own rounding in one run: how far its results are from those in float64, and from those when every
+    intermediate result changes by a rounding error (this also shows numbers that cancel, and needs no float64).
 
     Nothing is computed before it is asked for.
 
@@ -88,7 +88,7 @@ class Rounding:
     """
 
     FACTOR = 4.0
-    """A file may be so many times further from torch than torch from itself at most, and twice that typically."""
+    """The largest error of a file may be this many times torch's own; its root mean square, twice as many times."""
 
     def __init__(
         self,
@@ -341,7 +341,7 @@ def _computes(func: Any) -> bool:
 
 _SUMS = {"addmm", "baddbmm", "bmm", "convolution", "cumsum", "linear", "mean", "mm", "mv", "sum"}
 _MEANS = {"mean", "sum"}
-"""What rounds as its terms do, which may cancel."""
+"""Functions whose rounding error follows from the size of their terms, which may cancel in the result."""
 
 _HALVES = {"sigmoid", "transformer_decoder"}
 """What ends in a sigmoid: ONNX Runtime computes it as a quotient plus a half, and so rounds the smallest as a half."""

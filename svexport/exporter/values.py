@@ -31,16 +31,18 @@ MOST_PLACES = 32
 """Most truth values read by one line that are each tried negated."""
 
 MOST_DRAWN = 200
-"""Most random values that a line is given if earlier values change nothing."""
+"""Most random values that a line is made to read, after all other values have changed nothing."""
 
 MOST_COUNTED = 33
-"""Counts tried, from 0 up, for all finding functions together and then for each; besides numbers of the source."""
+"""Numbers of found elements that are tried: 0 up to this, besides those near the found one and in the user's source.
+
+All functions that find elements are made to find that many at once, then each alone."""
 
 LEAST_COUNTS = 12
-"""Counts that are tried at least, however large the model is."""
+"""Numbers of found elements that are tried at least, however many torch calls the model makes."""
 
 MOST_CALLS = 3000
-"""Budget of torch calls for trying random values, and for trying other counts."""
+"""Torch calls that one line's random values may take in all, and those that other numbers of elements may take."""
 
 
 class Unproven:

@@ -429,7 +429,7 @@ class Way(TorchFunctionMode):
 
 
 class ForcedError(torch.linalg.LinAlgError):  # type: ignore[misc, name-defined]
-    """A forced error: that a matrix has no inverse or factor, although it has one."""
+    """The error that a matrix has no inverse or factor, raised although it has one, to see what forward does then."""
 
 
 def _failed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
@@ -442,14 +442,16 @@ def _failed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         func(*args, **kwargs)
     except RuntimeError:
         return torch.zeros_like(list(_tensors([args, kwargs]))[-1])
-    raise ForcedError("as of other values")
+    raise ForcedError("forced, as if values were others")
 
 
 _FLOATS = (0.0, 1.0, 1e9, -1e9, math.nan, math.inf, -math.inf)
 _INTEGERS = (0, 2, -1, 30, 100, -100, 1000, 1000000)
 
 OTHERS = 3 + len(_FLOATS)
-"""Number of other values tried for each number, nearest first: if it is a size, it should not become large."""
+"""Number of fixed values tried in place of a number: some relative to it, then ``_FLOATS`` or ``_INTEGERS``.
+
+Small ones come first: forward may use the number as a size, and a large size takes long."""
 
 
 def _decisions(given: Any) -> Any:
