@@ -42,7 +42,7 @@ def axes_to_attribute(node: Node, index: int = 1) -> bool:
         return False
     axes = node.ints(index)
     if axes is None:
-        node.refuse("its axes are computed, and have to be numbers there")
+        node.refuse("its axes are computed, but have to be constants there")
     inputs = node.inputs
     node.give(*inputs[:index])
     if axes:

@@ -14,10 +14,10 @@ unchanged("Identity", 13, 19, 21, 23, 24)
 unchanged("SplitToSequence", 24)
 
 refused(
-    "ConcatFromSequence SequenceAt SequenceConstruct SequenceEmpty SequenceErase", 11, "there are no sequences below"
+    "ConcatFromSequence SequenceAt SequenceConstruct SequenceEmpty SequenceErase", 11, "there are no sequences there"
 )
-refused("SequenceInsert SequenceLength SplitToSequence", 11, "there are no sequences below")
-refused("Optional OptionalGetElement OptionalHasElement", 15, "there are no optional values below")
+refused("SequenceInsert SequenceLength SplitToSequence", 11, "there are no sequences there")
+refused("Optional OptionalGetElement OptionalHasElement", 15, "there are no optional values there")
 
 
 @down("Identity", 14)

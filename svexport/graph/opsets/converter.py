@@ -124,7 +124,7 @@ class Converter:
             reason = str(refusal)
         except BROKEN as error:
             reason = f"it is not as ONNX defines it, or too little is known: {error}"
-        inner = "" if proto.op_type == label[1] else f"{proto.op_type}, which it is written with: "
+        inner = "" if proto.op_type == label[1] else f"it is written with {proto.op_type}: "
         self.refused.append(Refused(*label, version, inner + reason))
         return None
 

@@ -83,7 +83,7 @@ def _clip_attributes(b: Builder, node: Node) -> Value | None:
 @down("Equal", 19)
 def _equal_strings(b: Builder, node: Node) -> None:
     if node.dtype() == TensorProto.STRING:
-        node.refuse("no op below compares strings")
+        node.refuse("no older op compares strings")
 
 
 @down("Equal", 11)
@@ -146,7 +146,7 @@ def _pow(b: Builder, node: Node) -> Value | None:
             result = b.op("Mul", result, x)
         return result
     if dtype == INT64:
-        node.refuse("no op below raises int64 to powers without rounding")
+        node.refuse("no older op raises int64 to powers without rounding")
     return b.cast(b.op("Pow", b.cast(x, DOUBLE), b.cast(exponent, DOUBLE), dtype=DOUBLE), dtype)
 
 
@@ -155,9 +155,9 @@ def _mod(b: Builder, node: Node) -> Value:
     """Division rounds towards zero, so that this remainder has the sign of ``x``; that of Mod has the sign of ``y``."""
     x, y, dtype = node.input(0), node.input(1), node.dtype()
     if dtype in FLOAT_TYPES:
-        node.refuse("no op below has the exact remainder of floating-point numbers")
+        node.refuse("no older op has the exact remainder of floating-point numbers")
     if dtype == UINT64:
-        node.refuse("no op below divides uint64")
+        node.refuse("no older op divides uint64")
     rest = b.op("Sub", x, b.op("Mul", b.op("Div", x, y), y), dtype=dtype)
     if node.attribute("fmod"):
         return rest
@@ -201,7 +201,7 @@ def _bit_shift(b: Builder, node: Node) -> Value:
     """Products with powers of two and quotients by them, in int64."""
     dtype = node.dtype()
     if dtype not in _BITS:
-        node.refuse("no op below multiplies or divides uint64")
+        node.refuse("no older op multiplies or divides uint64")
     powers = b.constant(2 ** np.arange(_BITS[dtype], dtype=np.int64))
     power = b.op("Gather", powers, b.cast(node.input(1), INT64), axis=0, dtype=INT64)
     op_type = "Mul" if node.attribute("direction") == "LEFT" else "Div"
@@ -226,7 +226,7 @@ def _bitwise(b: Builder, node: Node) -> Value:
     """Bit by bit, along a dimension of their own behind the others; the sign by itself."""
     dtype, logic = node.dtype(), node.proto.op_type.removeprefix("Bitwise")
     if dtype == UINT64:
-        node.refuse("no op below divides uint64")
+        node.refuse("no older op divides uint64")
     mask = node.constant(1)
     if logic == "And" and mask is not None and mask.size == 1 and _is_low_bits(int(mask.item())):
         rest = b.op("Mod", b.cast(node.input(), INT64), b.constant(int(mask.item()) + 1, INT64), dtype=INT64)

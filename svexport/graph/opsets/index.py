@@ -19,7 +19,7 @@ moves("Compress Gather GatherElements GatherND NonZero OneHot ReverseSequence Sc
 
 unchanged("Gather GatherElements GatherND NonZero ScatterElements ScatterND", 13)
 unchanged("Scatter", 11)  # deprecated: ScatterElements took its place
-refused("Unique", 11, "no op below finds equal elements of any number")
+refused("Unique", 11, "no older op finds the equal elements of a tensor")
 
 INT64 = TensorProto.INT64
 

@@ -68,9 +68,9 @@ def _by_places(b: Builder, node: Node) -> Value:
             continue
         size = node.input().shape[axis]  # type: ignore[index]
         if not size:
-            node.refuse(f"mode {mode!r} needs a size that is known, and that of dimension {axis} is not")
+            node.refuse(f"mode {mode!r} needs the size of dimension {axis}, which is not known")
         if size + max(0, before) + max(0, after) > MOST_NUMBERS:
-            node.refuse(f"the places of {size:,} elements would have to be listed")
+            node.refuse(f"the positions of {size:,} elements would have to be listed")
         places = np.arange(max(0, -before), size - max(0, -after))
         places = np.pad(places, (max(0, before), max(0, after)), mode=mode)
         x = b.op("Gather", x, b.constant(places.astype(np.int64)), axis=axis)
@@ -81,7 +81,7 @@ def _by_places(b: Builder, node: Node) -> Value:
 def _as_attributes(b: Builder, node: Node) -> Value | None:
     pads, mode, dtype = node.ints(1), node.attribute("mode"), node.dtype()
     if pads is None:
-        node.refuse("its pads are computed, and have to be numbers there")
+        node.refuse("its pads are computed, but have to be constants there")
     if mode == "constant":
         value = np.zeros((), np.float32) if node.given(2) is None else node.constant(2)
         small = dtype in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)

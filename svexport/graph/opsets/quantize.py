@@ -99,7 +99,7 @@ def _quantized_dtype(node: Node) -> int:
 
 def _by_arithmetic(b: Builder, node: Node, dtype: int) -> Value:
     if dtype not in RANGES:
-        node.refuse(f"tensors of {dtype_name(dtype)} are not computed with there")
+        node.refuse(f"no older op computes with {dtype_name(dtype)}")
     x = node.typed()
     scale, zero = (None if v is None else _spread(b, node, v, i) for i, v in ((1, node.input(1)), (2, node.given(2))))
     assert scale is not None
@@ -147,7 +147,7 @@ def dequantize_21(b: Builder, node: Node) -> Value | None:
     if dtype in _INT4:
         numbers, zeros = node.constant(0), node.constant(2)
         if numbers is None or (zero is not None and zeros is None):
-            node.refuse(f"there are no tensors of {dtype_name(dtype)} there, but constants")
+            node.refuse(f"there are no tensors of {dtype_name(dtype)} there, except constants")
         wide = TensorProto.INT8 if dtype == TensorProto.INT4 else TensorProto.UINT8
         x = b.constant(numbers.astype(np.int8), wide)
         zero = None if zeros is None else b.constant(zeros.astype(np.int8), wide)
@@ -166,7 +166,7 @@ def dequantize_19(b: Builder, node: Node) -> Value | None:
     if (constant := _constant_floats(b, node)) is not None:
         return _scaled(b, node, constant, node.dtype(1))
     if node.dtype() in _FLOAT8:
-        node.refuse(f"there are no tensors of {dtype_name(node.dtype())} there, but constants")
+        node.refuse(f"there are no tensors of {dtype_name(node.dtype())} there, except constants")
     dtype = node.dtype(1)
     if dtype == _FLOAT:
         return None

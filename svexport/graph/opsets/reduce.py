@@ -107,7 +107,7 @@ def _smallest(b: Builder, node: Node) -> list[Value] | None:
     if largest and dtype in FLOAT_TYPES:
         return None
     if dtype in (INT64, TensorProto.UINT64):
-        node.refuse("no op below sorts 64-bit integers")
+        node.refuse("no older op sorts 64-bit integers")
     wide = dtype if dtype in FLOAT_TYPES else TensorProto.DOUBLE
     x = b.cast(x, wide)
     values, places = b.ops(
@@ -126,7 +126,7 @@ def _number_as_attribute(b: Builder, node: Node) -> None:
         output = node.output()
         size = None if output is None or output.shape is None else output.shape[axis_of(node, -1)]
         if size is None:
-            node.refuse("its K is computed, and has to be a number there")
+            node.refuse("its K is computed, but has to be a constant there")
         number = [size]
     node.set(k=number[0])
     node.give(node.input())

@@ -66,7 +66,7 @@ def affine_grid_20(b: Builder, node: Node) -> Value:
 @down("DeformConv", 19)
 def deform_conv_19(b: Builder, node: Node) -> Value:
     if node.rank() != 4:
-        node.refuse(f"an image of rank {node.rank()}: it is written for two spatial axes")
+        node.refuse(f"its image has rank {node.rank()}; it is written for two spatial axes")
     bias, mask = (None if node.given(i) is None else node.tensor(i) for i in (3, 4))
     return deform_conv2d.body(
         b,

@@ -50,7 +50,7 @@ def _axes_as_attribute(b: Builder, node: Node) -> Value | None:
         output = node.output()
         shape = None if output is None else output.shape
         if shape is None or shape.count(None) > 1 or 0 in shape:
-            node.refuse("its axes are computed, and have to be numbers there")
+            node.refuse("its axes are computed, but have to be constants there")
         return b.op("Reshape", node.input(), b.ints(*(-1 if size is None else size for size in shape)))
     if not axes and node.proto.op_type == "Squeeze":
         node.refuse("its list of axes is empty, of which runtimes make either no axis or all")
@@ -160,7 +160,7 @@ def _slice_as_attributes(b: Builder, node: Node) -> Value | None:
     steps = [1] if node.given(4) is None else node.ints(4)
     axes = list(range(len(starts or ()))) if node.given(3) is None else node.ints(3)
     if axes is None or steps is None:
-        node.refuse("its axes or steps are computed, and have to be numbers there")
+        node.refuse("its axes or steps are computed, but have to be constants there")
     if starts is None or ends is None:
         return _slice_computed(b, node, axes, steps)
     if all(step == 1 for step in steps):
@@ -183,9 +183,9 @@ def _places(b: Builder, node: Node, axis: int, start: int, end: int, step: int) 
             node.rank()
             count = b.dim(node.input(), axis)
             return b.op("Sub", b.op("Sub", b.shape(count), b.ints(1)), b.arange(count), dtype=INT64)
-        node.refuse("it has steps, for which the size has to be known there")
+        node.refuse("it has steps, which need a known size there")
     if size > MOST_NUMBERS:
-        node.refuse(f"the places of {size:,} elements would have to be listed")
+        node.refuse(f"the positions of {size:,} elements would have to be listed")
     return b.constant(np.arange(size, dtype=np.int64)[slice(*_bounds(start, end, step, size))])
 
 
@@ -201,7 +201,7 @@ def _bounds(start: int, end: int, step: int, size: int) -> tuple[int | None, int
 def _slice_computed(b: Builder, node: Node, axes: Sequence[int], steps: Sequence[int]) -> Value:
     """A slice of one axis: gathers the elements from start to end by computed indices."""
     if len(axes) != 1 or steps != [1] * len(steps):
-        node.refuse("its bounds are computed, and have to be numbers there")
+        node.refuse("its bounds are computed, but have to be constants there")
     node.rank()
     x, size = node.input(), b.shape(b.dim(node.input(), axes[0]))
     zero = b.ints(0)

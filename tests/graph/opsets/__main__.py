@@ -26,26 +26,29 @@ PAGE, RESULTS = ROOT / "docs" / "convert.md", ROOT / "build" / "opsets.json"
 
 HEAD = f"""# Opsets, downwards
 
-`svexport.convert(model, opset=11)` and `svexport convert` write a model of opset 10 to 24 at a lower one, down to
-{LOWEST}, so that it computes exactly the same in ONNX Runtime, or refuse it: the error names the nodes, says why, and
-what the lowest opset is that has a form. It holds for graphs in graphs and for local functions; nodes of other
-domains stay as they are.
+`svexport.convert(model, opset=11)` and `svexport convert` convert a model of opset 10 to 24 to a lower opset, from
+{LOWEST} on. Either the converted model computes exactly the same in ONNX Runtime, or the conversion is refused. The
+error then names each node that has no exact form, the reason, and the lowest opset that has one. Subgraphs and local
+functions are converted too. Nodes of other domains stay as they are.
 
-Below, how far down each op goes: every test of it that the onnx package has, as a file of opset {HIGHEST} or the last
-that it is valid at, converted to each lower opset and run. Every test is taken as it is; with its small inputs (axes,
-pads, bounds) as constants, which they are in most files; and with every size open. *All* is the lowest opset that all
-of them reach, *some* the lowest that any of them does. Written by `python -m tests.graph.opsets`; each cell is from a
-run (onnx {onnx.__version__}, ONNX Runtime {onnxruntime.__version__}).
+The table shows how low each op can go. It comes from a run of every node test of the onnx package: each test is a
+file of opset {HIGHEST}, or of the last opset at which it is valid, and is converted to each lower opset and run. Each
+test has three forms: as it is; with its small inputs (axes, pads, bounds) as constants, which they are in most files;
+and with every size dynamic. *All* is the lowest opset that all tests of an op reach, *some* the lowest that any of
+them reaches. `python -m tests.graph.opsets` writes this page (onnx {onnx.__version__}, ONNX Runtime
+{onnxruntime.__version__}).
 
-Limits: a Reshape to several sizes that are computed takes them not to be zero below opset 14. Sums and products are
-rounded as ONNX Runtime rounds them, which differs between kernels by units in the last place.
+There are two limits. Below opset 14, a Reshape to several computed sizes is exact only if none of them is zero. Sums
+and products are rounded as ONNX Runtime rounds them, and its kernels differ by units in the last place.
 """
+
+TYPE = r"\b(u?int\d+|b?float\d+\w*)\b"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--seconds", type=float, default=math.inf, help="to spend: the next run goes on")
-    parser.add_argument("--again", default="(?!)", help="regular expression of files to run once more")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="CPU seconds to spend; the next run continues")
+    parser.add_argument("--again", default="(?!)", help="regular expression of test files to run again")
     options = parser.parse_args()
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     results = {module: of for module, of in results.items() if not re.search(options.again, module)}
@@ -56,11 +59,14 @@ def main() -> None:
             RESULTS.parent.mkdir(exist_ok=True)
             RESULTS.write_text(json.dumps(results))
     missing = len(modules()) - len(results)
-    print(f"{missing} files of tests are left" if missing else f"{PAGE}: {_write(results)}")
+    print(f"{missing} test files are left" if missing else f"{PAGE}: {_write(results)}")
 
 
 def _of(case: Case) -> dict[str, Any]:
-    """What came of a case, told by opset. Its forms with constants and open sizes take the same steps down."""
+    """The verdicts on a case, and the lowest opset that it reaches.
+
+    Its forms with constants and open sizes take the same steps down, so they are converted to some opsets only.
+    """
     targets = range(case.opset - 1, LOWEST - 1, -1) if ":" not in case.name else (17, 13, 11, 9)
     found = {target: judge(case, target) for target in targets if target < case.opset}
     for target, verdict in found.items():
@@ -97,19 +103,33 @@ def _write(results: dict[str, list[dict[str, Any]]]) -> str:
 
 
 def _summary(counts: Counter[str]) -> str:
-    unable = f"; {counts['unable']} that neither ONNX Runtime nor ONNX's reference runs" if counts["unable"] else ""
-    return f"In this run: {counts['right']:,} right, {counts['refused']:,} refused, {counts['wrong']} wrong{unable}."
+    unable = f"; {counts['unable']} run neither in ONNX Runtime nor in ONNX's reference" if counts["unable"] else ""
+    return (
+        f"Of all conversions in this run {counts['right']:,} are right, {counts['refused']:,} are refused and "
+        f"{counts['wrong']} are wrong{unable}."
+    )
 
 
 def _table(lowest: dict[str, list[int]], reasons: dict[str, dict[str, int]]) -> str:
     rows = ["| op | tests | all | some | refused |", "|---|---|---|---|---|"]
     for op_type in sorted(lowest):
         reached = lowest[op_type]
-        why = "; ".join(
-            f"below {opset}: {text}" for text, opset in sorted(reasons[op_type].items(), key=lambda r: -r[1])
-        )
+        why = "; ".join(_joined(reasons[op_type]))
         rows.append(f"| {op_type} | {len(reached)} | {max(reached)} | {min(reached)} | {why} |")
     return "\n".join(rows)
+
+
+def _joined(reasons: dict[str, int]) -> list[str]:
+    """The reasons of an op, highest opset first. Those that differ only in the data type are one."""
+    types: dict[tuple[str, int], list[str]] = defaultdict(list)
+    for text, opset in sorted(reasons.items(), key=lambda reason: -reason[1]):
+        found = re.search(TYPE, text)
+        types[re.sub(TYPE, "TYPE", text, count=1), opset] += [found[0]] if found else []
+    return [f"below {opset}: {text.replace('TYPE', _listed(names))}" for (text, opset), names in types.items()]
+
+
+def _listed(names: list[str]) -> str:
+    return " or ".join(", ".join(names).rsplit(", ", 1))
 
 
 if __name__ == "__main__":
