@@ -1,6 +1,6 @@
 """Find habits in a training repo's sources that cost at export or run time; nothing is executed.
 
-Exit code 1 if there are findings. `# noqa: SVX101` at the end of a line excuses it, `# svexport: noqa` its file.
+Exit code 1 if there are findings. `# noqa: SVX101` at the end of a line excuses that line, `# svexport: noqa` the file.
 
 examples:
   svexport advise src/ --fix

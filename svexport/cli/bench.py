@@ -1,6 +1,6 @@
 """Time a model and the files made of it side by side, and compare their results.
 
-Exit code 1 if a file does not compute what torch does, within the tolerances of `svexport compare`.
+Exit code 1 if a file differs from torch by more than the tolerances of `svexport compare`.
 
 examples:
   svexport bench models.resnet:ResNet resnet.onnx resnet.engine --input x=1x3x224x224

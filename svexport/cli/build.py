@@ -1,4 +1,4 @@
-"""Build an engine of TensorRT from an ONNX file, on the GPU that it is for.
+"""Build a TensorRT engine from an ONNX file, on the GPU that it is for.
 
 With --trtexec it builds nothing and needs no TensorRT: it prints the command that does the same.
 

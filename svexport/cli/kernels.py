@@ -1,7 +1,7 @@
 """Say how the CUDA kernels of an op run: the tactics for a shape, which is chosen, and what each would take.
 
-`list` and `explain` need no GPU; `--gpu` names the one that is meant, and times are what the planner believes. `tune`
-times the tactics on the GPU at hand and keeps the fastest, which run from then on; without an op those of named shapes.
+`list` and `explain` need no GPU: `--gpu` names one, and times are the planner's estimates. `tune` times the tactics on
+this machine's GPU and keeps the fastest, which run from then on; without an op it tunes all named shapes.
 
 examples:
   svexport kernels list

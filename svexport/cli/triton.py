@@ -1,7 +1,7 @@
 """Write a model repository for Triton Inference Server: each file with its config.pbtxt.
 
-Prints the command that starts a server with it. A file is batched where a run of several rows gives what runs of one
-do.
+Prints the command that starts a server with it. A file is batched if a run of several rows gives what runs of
+single rows give.
 
 examples:
   svexport triton models detector.onnx

@@ -1,6 +1,6 @@
 """Show an ONNX file as a graph in the browser, by Netron.
 
-Netron is a package of its own; without it, this says how to get it. Ctrl-C ends it.
+Netron is a package of its own; without it, this command says how to install it. Ctrl-C ends it.
 
 examples:
   svexport view detr3d.onnx

@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 __all__ = ["AHEAD", "FileBeside"]
 
 AHEAD = 2
-"""Runs that torch may have computed before those before them are compared: with one, the file waits while a comparison
-has torch compute once more."""
+"""Runs that torch may compute ahead of the comparison. With only one, the file would wait whenever a comparison has
+torch compute a run again."""
 
 TURN = 1e-4
-"""Seconds of Python while a file is written, before torch has its turn: which asks for one with every function."""
+"""Seconds that the thread which writes the file runs Python before torch's thread gets its turn, which it needs for
+every function that it calls."""
 
 T = TypeVar("T")
 Written = TypeVar("Written")

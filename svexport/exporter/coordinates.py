@@ -184,11 +184,11 @@ class Followed(Calls):
         kept: dict[Origin, str] = dict.fromkeys(self.upstream(self.coordinates), "coordinates")
         for call in [call for call in self.seen if call.function in MATRICES]:
             given = self.upstream(self.seen[call].before)
-            kept = {**dict.fromkeys(given, f"what {call.function} is given"), call: "a matrix", **kept}
+            kept = {**dict.fromkeys(given, f"an argument of {call.function}"), call: "a matrix", **kept}
         constant = self._constants()
         for why, calls in (
-            ("of coordinates or matrices alone", self._alone(kept, constant)),
-            ("of parameters alone", self._of_parameters(constant)),
+            ("computed only from coordinates or matrices", self._alone(kept, constant)),
+            ("computed only from parameters", self._of_parameters(constant)),
         ):
             for call in calls:
                 also = [call, *self.upstream(self.seen[call].before & constant)]
@@ -416,7 +416,7 @@ def half_model(
         "coordinates": bool(followed.coordinates & kept.keys()),
         "matrices": "a matrix" in calls.values(),
         "norms with the sums before them": "a norm" in calls.values(),
-        "what is computed of parameters alone": "of parameters alone" in calls.values(),
+        "what follows from parameters alone": "computed only from parameters" in calls.values(),
     }
     what = " and ".join(", ".join(one for one, is_so in said.items() if is_so).rsplit(", ", 1))
     note = f"kept in float32: {what} (listed in report.kept; keep=[] computes all in {kind})" if what else ""

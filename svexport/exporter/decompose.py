@@ -402,4 +402,4 @@ _OURS: dict[str, Callable[..., Any]] = {
 
 _OTHERWISE = ("addcmul", "cosine_similarity", "fill_diagonal", "log10")
 WRONG = frozenset(name.partition(".")[0] for name in (*EXACT, *aten.OTHERWISE, *map("aten::{}".format, _OTHERWISE)))
-"""Functions of which the exporter makes something else than torch does: traced as what we have for them, always."""
+"""Functions that the exporter converts to something else than torch computes: always traced as what we have."""

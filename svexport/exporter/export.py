@@ -124,7 +124,7 @@ def export(
             version parses: ``report.check``, see :func:`svexport.check`.
         dtype: ``torch.float16`` (or bfloat16) exports a strongly typed model of that type; inputs keep theirs. Behind
             products float32 stay what coordinates of samplers are computed from, layer norms with the sums before them,
-            inverses, and what is computed of parameters alone: ``report.kept``.
+            inverses, and what is computed from parameters alone: ``report.kept``.
         dynamic_shapes: by parameter name (nested like the argument) or input name, ``{"x": {0: "batch"}}``, or a tuple
             in the order of the arguments. Axes of one name have one size. ``"auto"``: the first axis of every input of
             which ``torch.export`` finds that the model allows it; a note of the report says which.

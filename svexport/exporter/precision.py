@@ -222,7 +222,7 @@ def _kept(measured: _Measured) -> dict[Call, str]:
     calls = {call: why for call, why in measured.kept(measured.reasons).items() if isinstance(call, Call)}
     for call in measured.first:
         upstream = measured.upstream(measured.seen[call].before)
-        calls = {**dict.fromkeys(_calls(upstream), f"what {call.function} is given"), **calls}
+        calls = {**dict.fromkeys(_calls(upstream), f"an argument of {call.function}"), **calls}
     return calls
 
 
@@ -253,7 +253,7 @@ def _enough(model: nn.Module, single: nn.Module, bound: Any, plan: Plan, measure
     ranking = sorted(others, key=lambda call: -alone[call])
 
     def with_first(count: int) -> Plan:
-        reasons = {c: f"in half, alone, it leaves {_decibels(alone[c])} in the results" for c in ranking[:count]}
+        reasons = {c: f"alone in half it leaves {_decibels(alone[c])} in the results" for c in ranking[:count]}
         return replace(plan, calls={**plan.calls, **reasons})
 
     low, high = 0, 1  # ``low`` calls are too few

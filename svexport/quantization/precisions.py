@@ -157,7 +157,7 @@ def precisions(
                 if metric is not None:
                     scores[name].append(float(metric(outputs, batch)))
     if not count:
-        raise SvexportError("batches is empty; give an iterable of what forward is called with, a DataLoader perhaps")
+        raise SvexportError("batches is empty; give an iterable of what forward is called with, such as a DataLoader")
     for name, found in noise.items():
         if not found.keys() - {_WHOLE}:
             raise SvexportError(f"{name}: expected modules named as the model's, got none; give a copy of the model")

@@ -149,7 +149,7 @@ def _calibrated(
                 cache.write(number, histograms)
                 written = time.monotonic()
     if not max(number, seen):
-        raise SvexportError("batches is empty; give an iterable of what forward is called with, a DataLoader perhaps")
+        raise SvexportError("batches is empty; give an iterable of what forward is called with, such as a DataLoader")
     if cache and number > seen:
         cache.write(number, histograms)
     return {name: found for name in layers if (found := _of(name, histograms))}

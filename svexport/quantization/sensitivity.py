@@ -146,7 +146,7 @@ def sensitivity(
         raise SvexportError(f"{type(model).__name__}: expected the result of svexport.quantize, got no quantized layer")
     held = list(batches)
     if not held:
-        raise SvexportError("batches is empty; give an iterable of what forward is called with, a DataLoader perhaps")
+        raise SvexportError("batches is empty; give an iterable of what forward is called with, such as a DataLoader")
     with torch.no_grad(), eval_mode(model), _kept(layers.values()):
         loss = _Loss(model, layers, held, metric)
         count = len(layers)

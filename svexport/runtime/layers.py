@@ -236,7 +236,7 @@ def _note_missing(
     if bisected and wanted is None:
         missing = []  # bisection skips layers on purpose
     for names, reason in (
-        (missing, "the other side has no value that is theirs alone"),
+        (missing, "the other side has no value that only these compute"),
         ([name for name in wanted or () if name not in {call.module for call in calls}], "never called, or scripted"),
     ):
         if names:

@@ -222,7 +222,7 @@ def compare_samples(
     from svexport.runtime.compare import feeds_of, paired
 
     if not isinstance(samples, Iterable):
-        raise SvexportError(f"samples expects an iterable, a DataLoader perhaps, got {type(samples).__name__}")
+        raise SvexportError(f"samples expects an iterable such as a DataLoader, got {type(samples).__name__}")
     statistics: dict[tuple[str, str], OutputStatistics] = {}
     worst: dict[str, tuple[float, Any]] = {}
     metrics = _Metrics(metric)
@@ -271,7 +271,7 @@ def compare_samples(
                         worst[name] = p.max_abs, sample
         notes += as_files.notes
     if bounds is None:
-        raise SvexportError("samples is empty; give an iterable of what forward is called with, a DataLoader perhaps")
+        raise SvexportError("samples is empty; give an iterable of what forward is called with, such as a DataLoader")
     found = list(statistics.values())
     kept = {name: sample for name, (_, sample) in worst.items()}
     notes = list(dict.fromkeys(notes))

@@ -205,14 +205,14 @@ class OnnxEngine(Engine):
                 ) from error
             raise EngineError(
                 f"ONNX Runtime cannot load {self}: {reason}\n  onnx.checker.check_model(path, full_check=True) tells "
-                "whether the file is at fault, damaged or cut short perhaps: export or copy it again; if not, ONNX "
-                f"Runtime {onnxruntime.__version__} is: try another version of it, or another opset"
+                "whether the file is at fault, for example cut short: then export or copy it again. If it is not, "
+                f"try another version of ONNX Runtime than {onnxruntime.__version__}, or another opset"
             ) from error
         if self.device.type == "cuda" and "CUDAExecutionProvider" not in self._session.get_providers():
             if device is not None:
                 raise BackendNotAvailableError(
-                    "ONNX Runtime has CUDA but cannot start it, usually for want of the CUDA and cuDNN libraries it "
-                    "needs: https://onnxruntime.ai/docs/execution-providers/CUDA-ExecutionProvider.html. "
+                    "ONNX Runtime has CUDA but cannot start it, usually because it lacks the CUDA and cuDNN libraries "
+                    "it needs: https://onnxruntime.ai/docs/execution-providers/CUDA-ExecutionProvider.html. "
                     'Install those, or give device="cpu"'
                 )
             self.device, self._cuda = torch.device("cpu"), None

@@ -26,8 +26,8 @@ def attributes_of(op: Op, fields: Sequence[Any]) -> dict[str, Any]:
     known = {a.name: a for a in op.attributes}
     if any(a.kind in ("ints", "floats") for a in op.attributes) and not _reads_lists():
         raise BackendNotAvailableError(
-            f"{op.node_type} has lists as attributes, of which the Python bindings of TensorRT "
-            f"{load_tensorrt_for_plugins().__version__} show a plugin the first element only; use the C++ library "
+            f"{op.node_type} has lists as attributes; the Python bindings of TensorRT "
+            f"{load_tensorrt_for_plugins().__version__} show a plugin only their first elements; use the C++ library "
             "(svexport plugins build), or bindings of another version: 10.16 and 11.4 show them all, 10.1, 10.14 and "
             "10.15 do not"
         )

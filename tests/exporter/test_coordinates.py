@@ -192,7 +192,7 @@ def test_followed_up_to_products_of_features_and_on_to_layers() -> None:
         ("softmax", True): "coordinates",
         ("matmul", True): "coordinates",
         ("add", True): "coordinates",
-        ("sin", False): "of coordinates or matrices alone",
+        ("sin", False): "computed only from coordinates or matrices",
     }
     assert {name: p.dtype for name, p in model.named_parameters() if p.dtype != torch.bfloat16} == {
         "low": torch.float32
@@ -232,7 +232,7 @@ class Graph(nn.Module):
 def test_what_is_computed_of_parameters_alone_is_rounded_once(opset: int, keep: str | None, tmp_path: Path) -> None:
     model, x = Graph().eval(), (torch.randn(50, 3, 11) * 8).round() / 8
     report = svexport.export(model, x, tmp_path / "m.onnx", opset=opset, dtype=torch.float16, keep=keep)
-    assert [(one.function, one.reason) for one in report.kept] == [("mul", "of parameters alone")]
+    assert [(one.function, one.reason) for one in report.kept] == [("mul", "computed only from parameters")]
     exact = (model.adjacency * model.importance).half().double()
     expected = torch.einsum("nkv,kvw->nw", x.double(), exact)
     whole = copy.deepcopy(model).half()

@@ -120,7 +120,7 @@ def test_numbers_that_are_not_finite_do_not_spoil_the_rest(model: Model) -> None
 def test_wrong_requests(model: Model, file: Path) -> None:
     with pytest.raises(SvexportError, match="samples is empty"):
         svexport.compare(model, file, samples=[])
-    with pytest.raises(SvexportError, match="expects an iterable, a DataLoader perhaps, got int"):
+    with pytest.raises(SvexportError, match="expects an iterable such as a DataLoader, got int"):
         svexport.compare(model, file, samples=5)  # type: ignore[call-overload]
     loader = DataLoader(TensorDataset(torch.randn(3, 4)), 2)
     with pytest.raises(SvexportError, match=r"called with sample 0, a list: TypeError.*\(tuple\(batch\) for"):

@@ -53,7 +53,7 @@ def _axes_as_attribute(b: Builder, node: Node) -> Value | None:
             node.refuse("its axes are computed, but have to be constants there")
         return b.op("Reshape", node.input(), b.ints(*(-1 if size is None else size for size in shape)))
     if not axes and node.proto.op_type == "Squeeze":
-        node.refuse("its list of axes is empty, of which runtimes make either no axis or all")
+        node.refuse("its list of axes is empty, which runtimes read as no axis or as all")
     node.set(axes=axes)
     node.give(node.input())
     return None

@@ -142,7 +142,7 @@ def _vector_first(node: Node) -> Came:
     batch = node.shape(1)[:-2]
     if batch[-1] == 1 and len(batch) == 1:
         return None
-    return f"a vector times {shown(node.shape(1))}, of which the first dimension is dropped"
+    return f"a vector times {shown(node.shape(1))}, whose first dimension is dropped"
 
 
 def _computed_scales(node: Node) -> Came:
@@ -170,7 +170,7 @@ def _uneven_split(node: Node) -> Came:
     if size is None:
         return None
     left = size - -(-size // count) * (count - 1)
-    return f"{size} into {count} parts, of which the last has {left}" if left < 0 else None
+    return f"{size} into {count} parts, the last of {left}" if left < 0 else None
 
 
 def _kernel_shape(node: Node) -> Came:
@@ -461,7 +461,7 @@ def _negative_pads(node: Node) -> Came:
 
 
 def _padded(node: Node) -> Came:
-    return f"{node.proto.output[0]!r}, of which the last rows may be no boxes"
+    return f"{node.proto.output[0]!r}, whose last rows may be no boxes"
 
 
 def _reduction_given(node: Node) -> Came:
@@ -509,7 +509,7 @@ VECTOR_FIRST = Rule(
 )
 COMPUTED_SCALES = Rule("computed_scales", "scales as an initializer, or sizes", _computed_scales, FOLD)
 SIZES_OF_TENSORFLOW = Rule("sizes", "scales with tf_half_pixel_for_nn", _sizes_of_tensorflow, "give scales, not sizes")
-UNEVEN_SPLIT = Rule("uneven_split", "parts of which none is negative", _uneven_split, "give the sizes of the parts")
+UNEVEN_SPLIT = Rule("uneven_split", "parts that are not negative", _uneven_split, "give the sizes of the parts")
 LOOP_CONDITION = Rule(
     "renamed_input", "a condition that is no input of the graph", _loop_condition, "pass it through Identity first"
 )
