@@ -105,7 +105,7 @@ def broken_library(patch: pytest.MonkeyPatch, machine: Path) -> None:
         (no_nvcc, "no nvcc was found .* install the CUDA toolkit .* or set CUDA_HOME"),
         (no_toolkit, "no nvcc was found .* install the CUDA toolkit .* or set CUDA_HOME"),
         (no_ninja, "no ninja was found .* pip install ninja"),
-        (compile_error, r"/src/inverse.cu\(12\): error: identifier .* SVEXPORT_KERNELS=verbose shows all"),
+        (compile_error, r"/src/inverse.cu\(12\): error: identifier .* SVEXPORT_KERNELS=verbose shows what"),
         (other_toolkit, r"do not compile here \(The detected CUDA version \(11.8\) mismatches"),
         (no_cache, "the cache cannot be written .*; set SVEXPORT_CACHE"),
         (broken_library, "svexport_kernels.so"),
