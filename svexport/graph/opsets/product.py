@@ -51,8 +51,8 @@ def det(b: Builder, node: Node) -> Value:
     given = node.typed()
     n = next((size for size in (given.shape or ())[-2:] if size is not None), None)
     if n is None or not 0 < n <= LARGEST:
-        size = "a size that is not static" if n is None else f"{n} rows"
-        node.refuse(f"its matrices have {size}; it is written for 1 to {LARGEST}")
+        found = "a size that is not static" if n is None else f"{n} rows"
+        node.refuse(f"its matrices have {found}; it is written for 1 to {LARGEST}")
     x = at_least_float(b, replace(given, shape=(*(given.shape or ())[:-2], n, n)))
     rows, columns = rank - 2, rank - 1
     numbers = b.constant(np.arange(n).reshape(n, 1))
