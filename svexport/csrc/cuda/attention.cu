@@ -16,7 +16,8 @@ __device__ __forceinline__ float scale() {
 
 // Any device, dtype and head dimension up to D, in fp32: one thread per query and quarter of the keys.
 template <class T, int D>
-__global__ void __launch_bounds__(256) attention_kernel(const T* qkv, T* output, int queries, int heads, int dim) {
+__global__ void __launch_bounds__(256) attention_kernel(const T* qkv, T* output, Format<T> format, int queries,
+                                                        int heads, int dim) {
   constexpr int kQueries = 64, kSplits = 4, kKeys = 64, kChunk = kKeys / kSplits;
   constexpr int kMerge = 2 * (D + 2) * kQueries, kKeysValues = 2 * kKeys * D;
   __shared__ __align__(16) float shared[kMerge > kKeysValues ? kMerge : kKeysValues];
@@ -32,15 +33,15 @@ __global__ void __launch_bounds__(256) attention_kernel(const T* qkv, T* output,
   wait_for_previous();
   start_next();
   float q[D], sum[D] = {}, largest = -INFINITY, total = 0;
-  UNROLL for (int d = 0; d < D; ++d) q[d] = query < queries && d < dim ? to_float(base[query * row + d]) * scale : 0.f;
+  UNROLL for (int d = 0; d < D; ++d) q[d] = query < queries && d < dim ? format.number(base[query * row + d]) * scale : 0.f;
 
   for (int start = 0; start < queries; start += kKeys) {
     __syncthreads();
     for (int i = threadIdx.x; i < kKeys * D; i += 256) {
       const int key = start + i / D, d = i % D;
       const bool in = key < queries && d < dim;
-      keys[i] = in ? to_float(base[key * row + heads * dim + d]) : 0.f;
-      values[i] = in ? to_float(base[key * row + 2 * heads * dim + d]) : 0.f;
+      keys[i] = in ? format.number(base[key * row + heads * dim + d]) : 0.f;
+      values[i] = in ? format.number(base[key * row + 2 * heads * dim + d]) : 0.f;
     }
     __syncthreads();
     float score[kChunk], higher = largest;
@@ -93,7 +94,7 @@ __global__ void __launch_bounds__(256) attention_kernel(const T* qkv, T* output,
     T* to = output + ((first + query) * heads + head) * dim;
     const float scale_out = 1.f / total;
     UNROLL for (int d = 0; d < D; ++d) {
-      if (d < dim) to[d] = from_float<T>(sum[d] * scale_out);
+      if (d < dim) to[d] = format.rounded(sum[d] * scale_out);
     }
   }
 }
@@ -292,19 +293,23 @@ cudaError_t attention(const void* qkv, void* output, int batch, int queries, int
                       cudaStream_t stream) {
   if (head_dim > 64 || static_cast<int64_t>(batch) * heads > 65535) return cudaErrorNotSupported;
   if (batch == 0 || queries == 0) return cudaSuccess;
-  const bool mma = has_mma(dtype);
   const uintptr_t bits = reinterpret_cast<uintptr_t>(qkv) | reinterpret_cast<uintptr_t>(output);
-  return dispatch_float(dtype, [&](auto* p) {
+  const bool mma = has_mma(dtype) && (head_dim == 32 || head_dim == 64) && bits % 16 == 0;
+  const auto run = [&](auto kernel, auto* p, auto... arguments) {
     using T = element_t<decltype(p)>;
-    const T* from = static_cast<const T*>(qkv);
-    T* to = static_cast<T*>(output);
-    const dim3 grid(ceil_div(queries, 64), batch * heads);
-    if (mma && (head_dim == 32 || head_dim == 64) && bits % 16 == 0) {
-      const auto kernel = head_dim == 32 ? attention_mma_kernel<T, 32> : attention_mma_kernel<T, 64>;
-      return launch(kernel, grid, 256, 0, stream, true, from, to, queries, heads);
-    }
-    const auto kernel = head_dim <= 32 ? attention_kernel<T, 32> : attention_kernel<T, 64>;
-    return launch(kernel, grid, 256, 0, stream, true, from, to, queries, heads, head_dim);
+    return launch(kernel, dim3(ceil_div(queries, 64), batch * heads), 256, 0, stream, true, static_cast<const T*>(qkv),
+                  static_cast<T*>(output), arguments...);
+  };
+  if (mma) {
+    return dispatch_float(dtype, [&](auto* p) {
+      using T = element_t<decltype(p)>;
+      return run(head_dim == 32 ? attention_mma_kernel<T, 32> : attention_mma_kernel<T, 64>, p, queries, heads);
+    });
+  }
+  return dispatch_narrow(dtype, [&](auto* p) {
+    using T = element_t<decltype(p)>;
+    return run(head_dim <= 32 ? attention_kernel<T, 32> : attention_kernel<T, 64>, p, Format<T>(dtype), queries, heads,
+               head_dim);
   });
 }
 

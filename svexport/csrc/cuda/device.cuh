@@ -35,6 +35,57 @@ __device__ __forceinline__ __half from_float<__half>(float x) { return __float2h
 template <>
 __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
 
+// Conversions between float and the elements of a tensor of type T.
+template <class T, class Element = T>
+struct Format {
+  using Type = T;
+
+  __host__ __device__ explicit Format(DType = {}) {}
+
+  __device__ __forceinline__ float number(Element x) const { return to_float(reinterpret_cast<const T&>(x)); }
+  __device__ __forceinline__ Element rounded(float x) const {
+    const T rounded = from_float<T>(x);
+    return reinterpret_cast<const Element&>(rounded);
+  }
+  // Calls f(format) with a format that the compiler knows.
+  template <class F>
+  __device__ __forceinline__ void known(F&& f) const { f(*this); }
+};
+
+// An element of half or bfloat16; its Format says which. Kernels that take it are compiled once for both types.
+struct Narrow {
+  uint16_t bits;
+};
+
+template <>
+struct Format<Narrow> {
+  uint32_t half;  // all bits set if the type is half, none if it is bfloat16
+
+  __host__ __device__ explicit Format(DType dtype) : half(dtype == DType::kFloat16 ? ~0u : 0) {}
+
+  // By masks, because ptxas runs out of predicates.
+  __device__ __forceinline__ float number(Narrow x) const {
+    const uint32_t bits = __float_as_uint(Format<__half, Narrow>().number(x));
+    return __uint_as_float((bits & half) | (static_cast<uint32_t>(x.bits) << 16 & ~half));
+  }
+  __device__ __forceinline__ Narrow rounded(float x) const {
+    const auto first = Format<__half, Narrow>().rounded(x), second = Format<__nv_bfloat16, Narrow>().rounded(x);
+    return {static_cast<uint16_t>((first.bits & half) | (second.bits & ~half))};
+  }
+  // Branches, the same way in all threads: faster for four conversions or more. The assembly keeps the compiler from
+  // converting both ways and selecting.
+  template <class F>
+  __device__ __forceinline__ void known(F&& f) const {
+    if (half) {
+      asm volatile("");
+      f(Format<__half, Narrow>());
+    } else {
+      asm volatile("");
+      f(Format<__nv_bfloat16, Narrow>());
+    }
+  }
+};
+
 // N elements that one access of N * sizeof(T) bytes, at most 16, loads or stores.
 template <class T, int N>
 struct alignas(N * sizeof(T)) Vec {
@@ -129,18 +180,14 @@ struct AnyFloat {
     const bool wide = dtype == DType::kFloat32;
     const char* p = static_cast<const char*>(data) + i * (wide ? 4 : 2);
     const uint32_t word = load_if<uint32_t, 1>(reinterpret_cast<const uint32_t*>(p), there && wide).at[0];
-    const uint16_t half = load_if<uint16_t, 1>(reinterpret_cast<const uint16_t*>(p), there && !wide).at[0];
-    const float narrow = dtype == DType::kFloat16 ? __half2float(__ushort_as_half(half))
-                                                  : __uint_as_float(static_cast<uint32_t>(half) << 16);
-    return wide ? __uint_as_float(word) : narrow;
+    const Narrow narrow = load_if<Narrow, 1>(reinterpret_cast<const Narrow*>(p), there && !wide).at[0];
+    return wide ? __uint_as_float(word) : Format<Narrow>(dtype).number(narrow);
   }
   __device__ __forceinline__ void set(int64_t i, float x) const {
     if (dtype == DType::kFloat32) {
       static_cast<float*>(data)[i] = x;
-    } else if (dtype == DType::kFloat16) {
-      static_cast<__half*>(data)[i] = from_float<__half>(x);
     } else {
-      static_cast<__nv_bfloat16*>(data)[i] = from_float<__nv_bfloat16>(x);
+      static_cast<Narrow*>(data)[i] = Format<Narrow>(dtype).rounded(x);
     }
   }
 };
@@ -188,6 +235,13 @@ cudaError_t dispatch_float(DType dtype, F&& f) {
     case DType::kBFloat16: return f(static_cast<__nv_bfloat16*>(nullptr));
     default: return cudaErrorNotSupported;
   }
+}
+
+// The same, with Narrow for half and bfloat16.
+template <class F>
+cudaError_t dispatch_narrow(DType dtype, F&& f) {
+  if (dtype == DType::kFloat16 || dtype == DType::kBFloat16) return f(static_cast<Narrow*>(nullptr));
+  return dtype == DType::kFloat32 ? f(static_cast<float*>(nullptr)) : cudaErrorNotSupported;
 }
 
 // The same for any type, by the size of an element in bytes.

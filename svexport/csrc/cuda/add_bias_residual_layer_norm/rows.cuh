@@ -125,12 +125,9 @@ __device__ __forceinline__ void load_floats(const AnyFloat& p, int64_t i, bool t
     UNROLL for (int k = 0; k < N / W; ++k) {
       floats[k] = load_if<float, W>(static_cast<const float*>(p.data) + i + W * k, there && wide);
     }
-    const auto halves = load_if<uint16_t, N>(static_cast<const uint16_t*>(p.data) + i, there && !wide);
-    UNROLL for (int j = 0; j < N; ++j) {
-      const float narrow = p.dtype == DType::kFloat16 ? __half2float(__ushort_as_half(halves.at[j]))
-                                                      : __uint_as_float(static_cast<uint32_t>(halves.at[j]) << 16);
-      to[j] = wide ? floats[j / W].at[j % W] : narrow;
-    }
+    const auto narrow = load_if<Narrow, N>(static_cast<const Narrow*>(p.data) + i, there && !wide);
+    const Format<Narrow> format(p.dtype);
+    UNROLL for (int j = 0; j < N; ++j) to[j] = wide ? floats[j / W].at[j % W] : format.number(narrow.at[j]);
   }
 }
 

@@ -1,9 +1,7 @@
 #include "einsum/launch.h"
 
-#include "einsum/run.h"
+#include "einsum/small.cuh"
 #include "einsum/tensors.h"
-#include "mma.cuh"
-#include "overlap.cuh"
 
 namespace svexport {
 
@@ -39,24 +37,26 @@ __device__ __forceinline__ void add_parts(const float* parts, int count, int64_t
 
 // Writes y. Eight threads of a block share an element; each of them adds every eighth part.
 template <class T>
-__global__ void __launch_bounds__(kAdding) add_kernel(const __grid_constant__ Adding a, T* y) {
+__global__ void __launch_bounds__(kAdding) add_kernel(const __grid_constant__ Adding a, T* y, Format<T> format) {
   add_parts(a.parts, a.count, a.size, [&](int64_t i, float sum) {
     auto s = static_cast<uint32_t>(i);
     const int64_t w = a.w.split(s), v = a.v.split(s), k = a.k.split(s);
-    y[s * a.strides[0] + k * a.strides[1] + v * a.strides[2] + w * a.strides[3]] = from_float<T>(sum);
+    y[s * a.strides[0] + k * a.strides[1] + v * a.strides[2] + w * a.strides[3]] = format.rounded(sum);
   });
 }
 
 }  // namespace
 
+extern template cudaError_t run_small<Narrow>(const Call&);
+
 cudaError_t add_up(const PartedSum& sum, cudaStream_t stream) {
   const auto& n = sum.sizes;
   Adding a{sum.parts, sum.count, n[0] * n[1] * n[2] * n[3], {}, Divider(n[1]), Divider(n[2]), Divider(n[3])};
   std::copy(sum.strides, sum.strides + 4, a.strides);
-  return dispatch_float(sum.dtype, [&](auto* p) {
+  return dispatch_narrow(sum.dtype, [&](auto* p) {
     using T = element_t<decltype(p)>;
     return svexport::launch(add_kernel<T>, static_cast<unsigned>(ceil_div<int64_t>(a.size, kElements)), kAdding, 0,
-                            stream, true, a, static_cast<T*>(sum.y));
+                            stream, true, a, static_cast<T*>(sum.y), Format<T>(sum.dtype));
   });
 }
 
@@ -80,7 +80,7 @@ cudaError_t einsum_views(const Tensor& x, const Tensor& y, const Tensor& z, bool
   switch (chosen.kernel) {
     case einsum::Kernel::kLarge: return run_large(call);
     case einsum::Kernel::kSmall:
-      return dispatch_float(x.dtype, [&](auto* p) { return einsum::run_small<element_t<decltype(p)>>(call); });
+      return dispatch_narrow(x.dtype, [&](auto* p) { return einsum::run_small<element_t<decltype(p)>>(call); });
     case einsum::Kernel::kChannelProduct: return run_channel_product(call);
     case einsum::Kernel::kChannelCorrelation: return run_channel_correlation(call);
     default: return cudaErrorNotSupported;

@@ -10,18 +10,19 @@ template <class T, int J>
 __device__ __forceinline__ void exact(const Einsum& a, const char* const (&rows)[4], const T* y, int first,
                                       float (&sums)[2][J][4]) {
   constexpr int kSize = sizeof(T);
+  const Format<T> format(a.dtype);
   UNROLL for (int i = 0; i < 4; ++i) {
     UNROLL for (int j = 0; j < 2 * J; ++j) sums[i / 2][j / 2][i % 2 * 2 + j % 2] = 0.0f;
   }
   for (int kv = 0; kv < a.x.count * a.x.width; ++kv) {
     const int k = kv / a.x.width, v = kv % a.x.width;
     float left[4];
-    UNROLL for (int i = 0; i < 4; ++i) left[i] = to_float(element<T>(rows[i] + a.x.begin(k) + v * kSize));
+    UNROLL for (int i = 0; i < 4; ++i) left[i] = format.number(element<T>(rows[i] + a.x.begin(k) + v * kSize));
     UNROLL for (int j = 0; j < 2 * J; ++j) {
       uint32_t m = first + j / 2 * 8 + j % 2;
       const int w = a.per_m.split(m);
       const T* const from = y + (k * a.y_k + v * a.y_v + static_cast<int>(m) * a.y_m + w * a.y_w);
-      const float factor = to_float(load_if<T, 1>(from, m < a.z.count && w < a.z.width).at[0]);
+      const float factor = format.number(load_if<T, 1>(from, m < a.z.count && w < a.z.width).at[0]);
       UNROLL for (int i = 0; i < 4; ++i) {
         float& sum = sums[i / 2][j / 2][i % 2 * 2 + j % 2];
         sum = fmaf(left[i], factor, sum);
@@ -37,6 +38,7 @@ __global__ void __launch_bounds__(kLargeWarps * 32, 1) large_kernel(const __grid
   constexpr int E = kEach<T>, P = kPieces<T>, N = E / P, kSize = sizeof(T);
   constexpr int kReads = J > 5 ? 1 : 2;  // reads of a thread at once, limited by registers
   using Offsets = Vec<int, P>;
+  const Format<T> format(a.dtype);
   extern __shared__ __align__(16) char shared[];
   const int lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
   const int warp = threadIdx.x / 32;
@@ -101,7 +103,7 @@ __global__ void __launch_bounds__(kLargeWarps * 32, 1) large_kernel(const __grid
         // The last piece of the last row reads one element beyond it. Clear that element where no copy has covered it:
         // what other kernels have left there need not be finite.
         char* const beyond = to + begin_of<kWhole>(from) + place.rows * V * kSize + a.x.begin(lane);
-        if (lane < K && within_16(beyond) == 0) *reinterpret_cast<T*>(beyond) = from_float<T>(0.0f);
+        if (lane < K && within_16(beyond) == 0) *reinterpret_cast<T*>(beyond) = T{};
       }
       copy_async_commit();
     };
@@ -147,23 +149,25 @@ __global__ void __launch_bounds__(kLargeWarps * 32, 1) large_kernel(const __grid
       for (int columns_at = 0; columns_at < a.groups * J; columns_at += J) {
         float sums[2][J][4] = {};
         const Fragment<T>* factor = right + columns_at * a.steps * 32 + lane;
+        format.known([&](const auto& format) {
 #pragma unroll 2
-        for (int step = 0; step < a.steps; ++step, factor += J * 32) {
-          const Offsets offset = load<int, P>(offsets[step * 4 + pair].at);
-          Fragment<T> l[4], r[J];
-          UNROLL for (int i = 0; i < 4; ++i) {
-            if constexpr (kPairs) {
-              UNROLL for (int p = 0; p < P; ++p) l[i].both[p] = element<uint32_t>(rows[i] + offset.at[p]);
-            } else {
-              T of[E];
-              UNROLL for (int e = 0; e < E; ++e) of[e] = element<T>(rows[i] + offset.at[e / N] + e % N * kSize);
-              l[i].set(of);
+          for (int step = 0; step < a.steps; ++step, factor += J * 32) {
+            const Offsets offset = load<int, P>(offsets[step * 4 + pair].at);
+            Fragment<T> l[4], r[J];
+            UNROLL for (int i = 0; i < 4; ++i) {
+              if constexpr (kPairs) {
+                UNROLL for (int p = 0; p < P; ++p) l[i].both[p] = element<uint32_t>(rows[i] + offset.at[p]);
+              } else {
+                T of[E];
+                UNROLL for (int e = 0; e < E; ++e) of[e] = element<T>(rows[i] + offset.at[e / N] + e % N * kSize);
+                l[i].set(of);
+              }
             }
+            UNROLL for (int j = 0; j < J; ++j) r[j] = factor[j * 32];
+            multiply(format, sums[0], l[0], l[1], r);
+            multiply(format, sums[1], l[2], l[3], r);
           }
-          UNROLL for (int j = 0; j < J; ++j) r[j] = factor[j * 32];
-          multiply(sums[0], l[0], l[1], r);
-          multiply(sums[1], l[2], l[3], r);
-        }
+        });
 
         // A value that is not finite may have met one of a number's two parts, or a zero in place of a missing element.
         bool finite = true;
@@ -177,24 +181,27 @@ __global__ void __launch_bounds__(kLargeWarps * 32, 1) large_kernel(const __grid
           if constexpr (kWhole) engine_wait();
           __syncwarp();
         }
-        UNROLL for (int j = 0; j < J; ++j) {
-          const Vec<int, 2> column = load<int, 2>(columns + (columns_at + j) * 8 + pair * 2);
-          if constexpr (kPairs) {
-            UNROLL for (int i = 0; i < 4; ++i) {
-              const float* const two = sums[i / 2][j] + i % 2 * 2;
-              if (column.at[0] < 0) continue;
-              *reinterpret_cast<uint32_t*>(z + row[i] * W * kSize + column.at[0]) = pack<T>(two[0], two[1]);
-            }
-          } else {
-            UNROLL for (int e = 0; e < 2; ++e) {
+        format.known([&](const auto& format) {
+          UNROLL for (int j = 0; j < J; ++j) {
+            const Vec<int, 2> column = load<int, 2>(columns + (columns_at + j) * 8 + pair * 2);
+            if constexpr (kPairs) {
               UNROLL for (int i = 0; i < 4; ++i) {
-                if (column.at[e] < 0) continue;
-                *reinterpret_cast<T*>(z + row[i] * W * kSize + column.at[e]) =
-                    from_float<T>(sums[i / 2][j][i % 2 * 2 + e]);
+                const float* const two = sums[i / 2][j] + i % 2 * 2;
+                if (column.at[0] < 0) continue;
+                const Vec<T, 2> pair{format.rounded(two[0]), format.rounded(two[1])};
+                store(reinterpret_cast<T*>(z + row[i] * W * kSize + column.at[0]), pair);
+              }
+            } else {
+              UNROLL for (int e = 0; e < 2; ++e) {
+                UNROLL for (int i = 0; i < 4; ++i) {
+                  if (column.at[e] < 0) continue;
+                  *reinterpret_cast<T*>(z + row[i] * W * kSize + column.at[e]) =
+                      format.rounded(sums[i / 2][j][i % 2 * 2 + e]);
+                }
               }
             }
           }
-        }
+        });
       }
       if constexpr (kWhole) publish();
       __syncwarp();  // all lanes have read the tile and written their results
@@ -253,7 +260,7 @@ cudaError_t run_large(const Call& call) {
   a.per_block = Divider(blocks_each);
   a.each = static_cast<int>(a.span / blocks_each);
   a.more = static_cast<int>(a.span % blocks_each);
-  return dispatch_float(call.x.dtype, [&](auto* p) {
+  return dispatch_narrow(call.x.dtype, [&](auto* p) {
     using T = element_t<decltype(p)>;
     a.per_k = Divider(ceil_div(a.x.width, kEach<T> / kPieces<T>));
     return launch_planned(large_kernel_of<T>(call.problem, call.tactic), call.launch, false, call.stream, a);

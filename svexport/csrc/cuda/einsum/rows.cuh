@@ -44,9 +44,9 @@ struct alignas(16) Fragment<float> {
   }
 };
 
-// c += a b for 16 rows, 8 of them in each of a's two fragments, and 8 * J columns.
-template <class T, int J>
-__device__ __forceinline__ void multiply(float (&c)[J][4], const Fragment<T>& upper, const Fragment<T>& lower,
+// F: a known format. c += a b for 16 rows, 8 of them in each of a's two fragments, and 8 * J columns.
+template <class F, class T, int J>
+__device__ __forceinline__ void multiply(const F&, float (&c)[J][4], const Fragment<T>& upper, const Fragment<T>& lower,
                                          const Fragment<T> (&b)[J]) {
   if constexpr (sizeof(T) == 4) {
     const uint32_t big[4] = {upper.big[0], lower.big[0], upper.big[1], lower.big[1]};
@@ -56,7 +56,7 @@ __device__ __forceinline__ void multiply(float (&c)[J][4], const Fragment<T>& up
     UNROLL for (int j = 0; j < J; ++j) mma_tf32(c[j], big, b[j].big[0], b[j].big[1]);
   } else {
     const uint32_t both[4] = {upper.both[0], lower.both[0], upper.both[1], lower.both[1]};
-    UNROLL for (int j = 0; j < J; ++j) mma<T>(c[j], both, b[j].both[0], b[j].both[1]);
+    UNROLL for (int j = 0; j < J; ++j) mma<typename F::Type>(c[j], both, b[j].both[0], b[j].both[1]);
   }
 }
 
@@ -80,6 +80,7 @@ struct Large {
 };
 
 struct Einsum {
+  DType dtype;
   Large x, z;
   char* y;
   int64_t y_shared, rows;           // the stride of y over S; T
@@ -229,7 +230,7 @@ __device__ __forceinline__ void clear_last(char* rows, const Large& t, int count
   for (int k = 0; k < count; ++k) {
     char* const end = rows + t.begin(k) + bytes;
     const int i = lane * static_cast<int>(sizeof(T));
-    if (i < (-within_16(end) & 15)) *reinterpret_cast<T*>(end + i) = from_float<T>(0.0f);
+    if (i < (-within_16(end) & 15)) *reinterpret_cast<T*>(end + i) = T{};
   }
 }
 
@@ -277,6 +278,7 @@ inline bool large(const Tensor& t, Large* to) {
 // Sets all that does not depend on how the work is divided. False if strides or sizes do not suit the kernels.
 inline bool describe(const Tensor& x, const Tensor& y, const Tensor& z, Einsum* a) {
   if (!large(x, &a->x) || !large(z, &a->z)) return false;
+  a->dtype = x.dtype;
   a->y = static_cast<char*>(y.data);
   int64_t last = 0;  // offset of the last element within one element of S
   for (int i = 1; i < 5; ++i) last += (y.sizes[i] - 1) * y.strides[i];

@@ -30,7 +30,7 @@ cudaError_t add_up(const PartedSum& sum, cudaStream_t stream);  // waits for the
 
 cudaError_t run_large(const Call& call);
 template <class T>
-cudaError_t run_small(const Call& call);  // each type is instantiated in its own source
+cudaError_t run_small(const Call& call);  // T: float or Narrow; einsum_narrow.cu has the latter
 cudaError_t run_channel_product(const Call& call);
 cudaError_t run_channel_correlation(const Call& call);
 

@@ -13,6 +13,7 @@ constexpr int kSumPitch = sum_pitch(J);
 // sums, from kv0 on, over its tiles in `range`. Writes (16 * I, kSumPitch) to shared memory.
 template <class T, int I, int J>
 __device__ __forceinline__ void exact(const Einsum& a, uint32_t s, int of_k, int kv0, const Range& range, float* to) {
+  const Format<T> format(a.dtype);
   const int lane = threadIdx.x % 32, V = a.x.width, W = a.z.width;
   for (int i = 0; i < 2 * I; ++i) {
     const int at = min(kv0 + i * 8 + lane / 4, a.x.count * V - 1);
@@ -23,10 +24,10 @@ __device__ __forceinline__ void exact(const Einsum& a, uint32_t s, int of_k, int
       const T* z = a.z.at<const T>(s, place.outer, 0, place.first);
 #pragma unroll 4
       for (int row = 0; row < place.rows; ++row) {
-        const float left = to_float(x[row * V]);
+        const float left = format.number(x[row * V]);
         UNROLL for (int j = 0; j < 2 * J; ++j) {
           const int w = min(j / 2 * 8 + lane % 4 * 2 + j % 2, W - 1);
-          sums[j] = fmaf(left, to_float(z[row * W + w]), sums[j]);
+          sums[j] = fmaf(left, format.number(z[row * W + w]), sums[j]);
         }
       }
     }
@@ -38,9 +39,9 @@ __device__ __forceinline__ void exact(const Einsum& a, uint32_t s, int of_k, int
 
 // sums += products of a tile's rows of x, which are V wide and of which a lane has the elements at `offsets`, and of z,
 // 8 * J columns for W. A lane has eight rows.
-template <class T, int I, int J>
-__device__ __forceinline__ void add_tile(float (&sums)[I][J][4], const char* x, const char* z, const int (&offsets)[2 * I],
-                                         int V, int W) {
+template <class T, class F, int I, int J>
+__device__ __forceinline__ void add_tile(const F& format, float (&sums)[I][J][4], const char* x, const char* z,
+                                         const int (&offsets)[2 * I], int V, int W) {
   constexpr int E = kEach<T>, kSize = sizeof(T), kSums = I * J * 4;
   const int group = threadIdx.x % 32 / 4, row = threadIdx.x % 4 * 8;
   float part[I][J][4] = {};  // tensor cores truncate in long sums; the additions below round
@@ -60,7 +61,7 @@ __device__ __forceinline__ void add_tile(float (&sums)[I][J][4], const char* x, 
         }
         l[h].set(of);
       }
-      multiply(part[i], l[0], l[1], r);
+      multiply(format, part[i], l[0], l[1], r);
     }
   }
   UNROLL for (int i = 0; i < kSums; ++i) sums[i / 4 / J][i / 4 % J][i % 4] += part[i / 4 / J][i / 4 % J][i % 4];
@@ -83,6 +84,7 @@ constexpr int kSmallBound = (sizeof(T) == 4 && I == kFewSums && J == 4 ? 12 : kS
 template <class T, int I, int J, bool kWhole>
 __global__ void __launch_bounds__(kSmallBound<T, I, J>) small_kernel(const __grid_constant__ Einsum a) {
   constexpr int kSize = sizeof(T), kSums = I * J * 4;
+  const Format<T> format(a.dtype);
   extern __shared__ __align__(16) char shared[];
   const int lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
   const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
@@ -129,7 +131,7 @@ __global__ void __launch_bounds__(kSmallBound<T, I, J>) small_kernel(const __gri
       clear_last<T>(x, a.x, count, place.rows * V * kSize);
       __syncwarp();
     }
-    add_tile<T>(sums, x, z, offsets, V, W);
+    format.known([&](const auto& format) { add_tile<T>(format, sums, x, z, offsets, V, W); });
     __syncwarp();  // all lanes have read the tile
     fetch_tile(tile + a.stages * warps, stage);
   }
@@ -166,7 +168,7 @@ __global__ void __launch_bounds__(kSmallBound<T, I, J>) small_kernel(const __gri
       UNROLL for (int e = 0; e < kNeighbours; ++e) {
         float sum = of[0].at[e];
         UNROLL for (int j = 1; j < kSmallWarps; ++j) sum = j < warps ? sum + of[j].at[e] : sum;
-        if (first + e < W) to[e * stride] = from_float<element_t<decltype(to)>>(sum);
+        if (first + e < W) to[e * stride] = Format<element_t<decltype(to)>>(a.dtype).rounded(sum);
       }
     };
     if (a.parts == 1) {

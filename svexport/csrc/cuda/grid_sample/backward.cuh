@@ -47,7 +47,7 @@ struct Call {
   cudaStream_t stream;
 };
 
-// Each type is compiled in a translation unit of its own: grid_sample_backward_float.cu, _half.cu and _bfloat16.cu.
+// T: float or Narrow; grid_sample_backward_narrow.cu has the latter.
 template <class T>
 cudaError_t run_backward(const Call& call);
 

@@ -58,11 +58,11 @@ __global__ void __launch_bounds__(kThreads, 4)
     if (large) {  // rare
       for (int c = 0; c < channels; ++c, source += grad.channel) {
         UNROLL for (int k = 0; k < POINTS; ++k) {
-          const float g = to_float(load_if<T, 1>(source + k * step * grad.point, valid[k]).at[0]);
+          const float g = grad.format.number(load_if<T, 1>(source + k * step * grad.point, valid[k]).at[0]);
           UNROLL for (int i = 0; i < TAPS; ++i) {
             const char* from = reinterpret_cast<const char*>(input + n * image + c * channel) + offset[k][i];
             const T pixel = load_if<T, 1>(reinterpret_cast<const T*>(from), offset[k][i] >= 0).at[0];
-            dot[k][i] = fmaf(g, to_float(pixel), dot[k][i]);
+            dot[k][i] = fmaf(g, grad.format.number(pixel), dot[k][i]);
           }
         }
       }
@@ -90,12 +90,19 @@ __global__ void __launch_bounds__(kThreads, 4)
             }
           }
           source += grad.channel;
+          T pixels[POINTS][TAPS];
           UNROLL for (int k = 0; k < POINTS; ++k) {
             UNROLL for (int i = 0; i < TAPS; ++i) {
-              const T pixel = *reinterpret_cast<const T*>(from + c * distance + offset[k][i]);
-              dot[k][i] = fmaf(to_float(g[k]), to_float(pixel), dot[k][i]);
+              pixels[k][i] = *reinterpret_cast<const T*>(from + c * distance + offset[k][i]);
             }
           }
+          grad.format.known([&](const auto& format) {
+            UNROLL for (int k = 0; k < POINTS; ++k) {
+              UNROLL for (int i = 0; i < TAPS; ++i) {
+                dot[k][i] = fmaf(format.number(g[k]), format.number(pixels[k][i]), dot[k][i]);
+              }
+            }
+          });
         }
       };
       for (int c = -2 * together, buffer = 0; c < channels; c += together, buffer ^= 1) {

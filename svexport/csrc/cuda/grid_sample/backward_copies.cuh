@@ -34,12 +34,13 @@ static __global__ void __launch_bounds__(kThreads) zero_kernel(float* __restrict
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    round_kernel(const float* __restrict__ from, T* __restrict__ to, int batch, int64_t size, Left left) {
+    round_kernel(const float* __restrict__ from, T* __restrict__ to, int batch, int64_t size, Format<T> format,
+                 Left left) {
   left.each(batch, [&](int image, int count) {
     const int64_t first = image * size, n = count * size;
     for (int64_t i = blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x; i < n;
          i += static_cast<int64_t>(gridDim.x) * kThreads) {
-      to[first + i] = from_float<T>(from[first + i]);
+      to[first + i] = format.rounded(from[first + i]);
     }
   });
 }
@@ -47,14 +48,14 @@ __global__ void __launch_bounds__(kThreads)
 // Merges the sums of pairs, (rows, width + 1, 2), into (rows, width). across: divides by width; n: rows * width.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    add_pairs_kernel(const float* __restrict__ from, T* __restrict__ to, Divider across, int n) {
+    add_pairs_kernel(const float* __restrict__ from, T* __restrict__ to, Divider across, int n, Format<T> format) {
   start_next();
   wait_for_previous();
   uint32_t row = blockIdx.x * kThreads + threadIdx.x;
   if (row >= static_cast<uint32_t>(n)) return;
   const uint32_t i = row, x = across.split(row);
   const float* pair = from + 2 * (i + row);  // the pair to the left of the pixel
-  to[i] = from_float<T>(pair[1] + pair[2]);
+  to[i] = format.rounded(pair[1] + pair[2]);
 }
 
 }  // namespace svexport::backward

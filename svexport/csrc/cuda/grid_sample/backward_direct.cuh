@@ -87,10 +87,10 @@ __global__ void __launch_bounds__(kThreads, TAPS == 4 && U > 1 ? 4 : 1)
         float scales[U], values[U][TAPS];
         UNROLL for (int u = 0; u < U; ++u) {
           const int c = begin + u * parts;
-          scales[u] = to_float(load_if<T, 1>(g + c * grad.channel, c < channels && there).at[0]);
+          scales[u] = grad.format.number(load_if<T, 1>(g + c * grad.channel, c < channels && there).at[0]);
           UNROLL for (int i = 0; i < TAPS; ++i) {
             const bool inside = read && from.offset[i] >= 0 && c < channels;
-            values[u][i] = to_float(load_if<T, 1>(source + c * channel + from.offset[i], inside).at[0]);
+            values[u][i] = grad.format.number(load_if<T, 1>(source + c * channel + from.offset[i], inside).at[0]);
           }
         }
         if (sums) wait_for_previous();  // the reads above need not wait
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(kThreads)
   float* target = sums + i * pixels;
   for (int p = 0; p < s.points; ++p) {
     const Taps<TAPS> taps(locate<TAPS>(s, n, p), dense.stride);
-    const float g = to_float(grad.data[n * grad.image + c * grad.channel + p * grad.point]);
+    const float g = grad.format.number(grad.data[n * grad.image + c * grad.channel + p * grad.point]);
     UNROLL for (int k = 0; k < TAPS; ++k) {
       if (taps.offset[k] >= 0) target[taps.offset[k]] += taps.weight[k] * g;
     }
@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(kPlaneThreads, 2)
   __syncthreads();
   const T* source = grad.data + n * grad.image + c * grad.channel;
   for (int p = threadIdx.x; p < s.points; p += kPlaneThreads) {
-    const float g = to_float(source[p * grad.point]);
+    const float g = grad.format.number(source[p * grad.point]);
     const Point<TAPS> point = locate<TAPS>(s, n, p);
     const Taps<TAPS> taps(point, dense.stride);
     UNROLL for (int i = 0; i < TAPS; ++i) {
@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(kPlaneThreads, 2)
     if (TAPS > 1) {
       UNROLL for (int i = 0; i < TAPS; ++i) {
         const int from = point.offset(i, s.stride);
-        const float value = to_float(load_if<T, 1>(input + n * image + from, from >= 0).at[0]);
+        const float value = grad.format.number(load_if<T, 1>(input + n * image + from, from >= 0).at[0]);
         if (from >= 0) dot[i] = g * value;
       }
       to_coordinates(point, dot, gradient);
@@ -228,7 +228,7 @@ __global__ void __launch_bounds__(kPlaneThreads, 2)
   }
   __syncthreads();
   T* target = output + static_cast<int64_t>(block) * pixels + begin;
-  for (int i = threadIdx.x; i < size; i += kPlaneThreads) target[i] = from_float<T>(sums[i]);
+  for (int i = threadIdx.x; i < size; i += kPlaneThreads) target[i] = grad.format.rounded(sums[i]);
 }
 
 }  // namespace svexport::backward

@@ -1,6 +1,8 @@
-#include "grid_sample/backward.cuh"
+#include "grid_sample/backward_run.cuh"
 #include "grid_sample/launch.h"
 #include "grid_sample/tensors.h"
+
+extern template cudaError_t svexport::backward::run_backward<svexport::Narrow>(const Call&);
 
 namespace svexport {
 
@@ -39,7 +41,7 @@ cudaError_t grid_sample_backward(const Tensor& grad, const Tensor& input, const 
   if (problem.pixels() > INT32_MAX) return cudaErrorNotSupported;
   const Tactic tactic = choose(problem, gpu, forced);
   const Call call{problem, tactic, gpu, grad, input, grad_input, grad_grid, point, s, workspace, stream};
-  return dispatch_float(input.dtype, [&](auto* p) { return run_backward<element_t<decltype(p)>>(call); });
+  return dispatch_narrow(input.dtype, [&](auto* p) { return run_backward<element_t<decltype(p)>>(call); });
 }
 
 }  // namespace svexport

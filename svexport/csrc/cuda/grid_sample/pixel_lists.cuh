@@ -13,6 +13,7 @@ template <class T>
 struct Gradient {
   const T* data;
   int64_t image, channel, point;
+  Format<T> format;  // of the image and its gradient too
 };
 
 constexpr int kOwnerThreads = 256;
@@ -156,7 +157,7 @@ __global__ void __launch_bounds__(kOwnerThreads, W == 8 ? 3 : 4)
         if (u * kOwnerThreads >= count) break;
         const char* source = reinterpret_cast<const char*>(grad.data + n * grad.image + c * grad.channel);
         UNROLL for (int k = 0; k < W; ++k) {
-          if (c + k < end) next[u].at[k] = __ldg(reinterpret_cast<const T*>(source + offsets[u]));
+          if (c + k < end) next[u].at[k] = load_if<T, 1>(reinterpret_cast<const T*>(source + offsets[u]), true).at[0];
           source += grad.channel * sizeof(T);
         }
       }
@@ -179,14 +180,17 @@ __global__ void __launch_bounds__(kOwnerThreads, W == 8 ? 3 : 4)
           UNROLL for (int k = 0; k < 2; ++k) {
             if (link[k] == Link::kNone) continue;
             const Link l = links[link[k]];
-            add_scaled(sum[k], l.weight, values[l.value]);
+            const Vec<T, W> v = values[l.value];
+            grad.format.known([&](const auto& format) {
+              UNROLL for (int j = 0; j < W; ++j) sum[k][j] = fmaf(l.weight, format.number(v.at[j]), sum[k][j]);
+            });
             link[k] = l.next;
           }
         }
         T* target = output + (static_cast<int64_t>(n) * channels + c) * pixels + y * s.size[0] + x;
         UNROLL for (int k = 0; k < W; ++k, target += pixels) {
           if (c + k >= end) break;
-          const Vec<T, 2> both{from_float<T>(sum[0][k]), from_float<T>(sum[1][k])};
+          const Vec<T, 2> both{grad.format.rounded(sum[0][k]), grad.format.rounded(sum[1][k])};
           if (pairs) {
             store(target, both);
           } else {

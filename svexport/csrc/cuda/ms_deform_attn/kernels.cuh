@@ -198,7 +198,7 @@ struct Gradients {
 template <class T, int V>
 __global__ void __launch_bounds__(kWarps * 32, 4)
     backward_kernel(const T* grad_output, const T* value, Levels levels, AnyFloat locations, AnyFloat weights,
-                    Gradients grads, Sizes sizes, bool vectors, int g) {
+                    Gradients grads, Sizes sizes, Format<T> format, bool vectors, int g) {
   __shared__ Pixels pixels[kWarps][kChunk + 32];
   __shared__ float4 points[kWarps][kChunk + 32];  // x, y, attention weight
   __shared__ float4 slopes[kWarps][kChunk + 32];  // gradients of x, y, weight
@@ -231,10 +231,10 @@ __global__ void __launch_bounds__(kWarps * 32, 4)
       float grad[V];
       if (vectors) {  // grad_output can be read by vectors too
         const Vec<T, V> v = load_if<T, V>(grad_row + d, used);
-        UNROLL for (int c = 0; c < V; ++c) grad[c] = to_float(v.at[c]);
+        UNROLL for (int c = 0; c < V; ++c) grad[c] = format.number(v.at[c]);
       } else {
         UNROLL for (int c = 0; c < V; ++c) {
-          grad[c] = to_float(load_if<T, 1>(grad_row + (d + c) * sizes.grad_output[2], used).at[0]);
+          grad[c] = format.number(load_if<T, 1>(grad_row + (d + c) * sizes.grad_output[2], used).at[0]);
         }
       }
       for (int k0 = 0; k0 < count; k0 += kAhead) {
@@ -246,9 +246,11 @@ __global__ void __launch_bounds__(kWarps * 32, 4)
           const Pixels pixel = pixels[warp][slot + k];
           const float4 p = points[warp][slot + k];
           float dot[4] = {};
-          UNROLL for (int j = 0; j < 4; ++j) {
-            UNROLL for (int c = 0; c < V; ++c) dot[j] = fmaf(grad[c], to_float(v[i][j].at[c]), dot[j]);
-          }
+          format.known([&](const auto& format) {
+            UNROLL for (int j = 0; j < 4; ++j) {
+              UNROLL for (int c = 0; c < V; ++c) dot[j] = fmaf(grad[c], format.number(v[i][j].at[c]), dot[j]);
+            }
+          });
           if (grads.value.data && used) {
             UNROLL for (int j = 0; j < 4; ++j) {
               if (pixel.at[j] == kOutside) continue;

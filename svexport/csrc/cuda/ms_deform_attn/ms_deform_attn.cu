@@ -63,9 +63,10 @@ cudaError_t dispatch(const Problem& problem, int32_t forced, const Tensor& value
     return with_constant<1, kFull>(tactic.width, [&](auto v) { return run(p, v, sizes, tactic.lanes, l); });
   };
   if constexpr (kMost == 16) {  // forward
-    if (value.dtype == DType::kInt8) return of(static_cast<int8_t*>(nullptr));
+    return value.dtype == DType::kInt8 ? of(static_cast<int8_t*>(nullptr)) : dispatch_float(value.dtype, of);
+  } else {
+    return dispatch_narrow(value.dtype, of);
   }
-  return dispatch_float(value.dtype, of);
 }
 
 }  // namespace
@@ -119,7 +120,7 @@ cudaError_t ms_deform_attn_backward(const Tensor& grad_output, const Tensor& val
     using T = element_t<decltype(p)>;
     return launch_planned(backward_kernel<T, v.value>, l, false, stream, static_cast<const T*>(grad_output.data),
                           static_cast<const T*>(value.data), levels, AnyFloat(sampling_locations),
-                          AnyFloat(attention_weights), grads, sizes, grad_output.aligned(2, 4 * value.item_size()), g);
+                          AnyFloat(attention_weights), grads, sizes, Format<T>(value.dtype), grad_output.aligned(2, 4 * value.item_size()), g);
   });
 }
 

@@ -1,3 +1,0 @@
-#include "einsum/small.cuh"
-
-template cudaError_t svexport::einsum::run_small<__half>(const Call&);

@@ -1,3 +1,0 @@
-#include "grid_sample/backward_run.cuh"
-
-template cudaError_t svexport::backward::run_backward<__half>(const Call&);
