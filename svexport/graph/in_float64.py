@@ -160,7 +160,7 @@ def _erf(b: Builder, node: onnx.NodeProto, known: Mapping[str, np.ndarray]) -> V
 
 
 def _where_negative(b: Builder, x: Value, other: Value) -> Value:
-    return b.op("Where", b.op("Less", x, b.like(0.0, x), dtype=TensorProto.BOOL), other, x, dtype=_DOUBLE)
+    return b.op("Where", b.op("Less", x, b.like(0.0, x)), other, x)
 
 
 def _leaky_relu(b: Builder, node: onnx.NodeProto, known: Mapping[str, np.ndarray]) -> Value:

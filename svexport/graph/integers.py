@@ -209,8 +209,8 @@ def _sum(b: Builder, node: onnx.NodeProto, known: Known) -> Value | None:
     for place in range(places):
         digit = rest
         if place < places - 1:
-            quotient = b.op("Div", rest, b.like(base, rest), shape=x.shape)
-            digit = b.op("Sub", rest, b.op("Mul", quotient, b.like(base, rest)), shape=x.shape)
+            quotient = b.op("Div", rest, b.like(base, rest))
+            digit = b.op("Sub", rest, b.op("Mul", quotient, b.like(base, rest)))
             rest = quotient
         term = b.reduce_sum(digit, axes, keepdims)
         term = b.op("Mul", term, b.like(base**place, rest)) if place else term
@@ -245,7 +245,7 @@ def _product_along(b: Builder, x: Value, axis: int) -> Value:
     while size > 1:
         half = size // 2
         first, second = b.slice(x, axis, 0, half), b.slice(x, axis, half, 2 * half)
-        parts = [b.op("Mul", first, second, shape=first.shape)]
+        parts = [b.op("Mul", first, second)]
         parts += [b.slice(x, axis, 2 * half, size)] * (size % 2)
         size -= half
         x = b.op("Concat", *parts, axis=axis, shape=_with(x.shape, axis, size)) if len(parts) > 1 else parts[0]
@@ -256,8 +256,8 @@ def _scanned_product(b: Builder, x: Value, axis: int) -> Value:
     """The product along a dynamic axis by a Scan; it begins with a one, because ONNX Runtime cannot scan 0 elements."""
     assert x.dtype is not None
     assert x.shape is not None
-    zeros = b.reduce_sum(b.op("Sub", x, x, shape=x.shape), [axis], keepdims=True)
-    ones = b.op("Add", zeros, b.like(1, x), shape=zeros.shape)
+    zeros = b.reduce_sum(b.op("Sub", x, x), [axis], keepdims=True)
+    ones = b.op("Add", zeros, b.like(1, x))
     factors = b.op("Concat", ones, x, axis=axis)
     shape = [size for i, size in enumerate(x.shape) if i != axis]
     so_far, factor, product = (
@@ -279,7 +279,7 @@ def _extreme(b: Builder, node: onnx.NodeProto, known: Known) -> Value | None:
         raise ExportError(f"ONNX Runtime has no exact {node.op_type} of int64 below opset 11; export with opset=11")
     axes, keepdims = reduced
     for axis in axes:
-        place = b.op(f"Arg{node.op_type[-3:]}", x, axis=axis, keepdims=1, dtype=_INT64)
+        place = b.op(f"Arg{node.op_type[-3:]}", x, axis=axis, keepdims=1)
         x = b.op("GatherElements", x, place, axis=axis, shape=_with(x.shape or (), axis, 1))
     return x if keepdims else b.squeeze(x, *axes)
 

@@ -55,9 +55,7 @@ def write_means(model: onnx.ModelProto, infer: Callable[[], Mapping[str, Value]]
             return None
         builder = Builder(opset, f"{prefix}mean_")
         mean = builder.reduce("ReduceMean", x, axes, keepdims)
-        nothing = builder.op(
-            "Equal", _count(builder, x, axes), builder.constant(np.array(0, np.int64)), dtype=TensorProto.BOOL
-        )
+        nothing = builder.op("Equal", _count(builder, x, axes), builder.constant(np.array(0, np.int64)))
         give_outputs(builder, [builder.op("Where", nothing, builder.like(math.nan, x), mean)], node)
         return builder
 
@@ -68,7 +66,7 @@ def _count(b: Builder, x: Value, axes: Sequence[int]) -> Value:
     """The number of elements in each mean, a scalar."""
     if len(axes) == len(x.shape or ()):
         return b.op("Size", x, dtype=TensorProto.INT64)
-    shape = b.op("Shape", x, dtype=TensorProto.INT64)
+    shape = b.op("Shape", x)
     places = b.constant(np.array(axes[0] if len(axes) == 1 else axes, np.int64))
     lengths = b.op("Gather", shape, places, axis=0)
     return lengths if len(axes) == 1 else b.op("ReduceProd", lengths, keepdims=0)

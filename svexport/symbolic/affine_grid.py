@@ -37,9 +37,9 @@ def _coordinates(b: Builder, steps: Dim, align_corners: bool, like: Value) -> Va
         last = steps - 1
         return b.constant((2.0 * np.arange(steps) - last) / (max(last, 1) if align_corners else steps), like.dtype)
     size = b.cast(steps, like.dtype)
-    final = b.op("Sub", size, b.like(1, like), shape=(1,))
+    final = b.op("Sub", size, b.like(1, like))
     offsets = b.op("Sub", b.op("Mul", b.cast(b.arange(steps), like.dtype), b.like(2, like)), final)
-    return b.op("Div", offsets, b.op("Max", final, b.like(1, like)) if align_corners else size, shape=(None,))
+    return b.op("Div", offsets, b.op("Max", final, b.like(1, like)) if align_corners else size)
 
 
 def convert(theta: TensorInfo, size: Sequence[int | TensorInfo], align_corners: bool) -> tuple[Any, ...]:

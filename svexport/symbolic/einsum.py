@@ -39,8 +39,8 @@ def body(b: Builder, operands: Sequence[Value], labels: Sequence[int], ranks: Se
     if summed and any(isinstance(step, MatMul) for step in chosen.steps):
         # ONNX Runtime writes only the first matrix of a product that sums over nothing.
         terms = b.squeeze(b.shape(b.product(*map(size, summed))), 0)
-        nothing = b.op("Equal", terms, b.constant(np.array(0, np.int64)), dtype=TensorProto.BOOL, shape=())
-        result = b.op("Where", nothing, b.like(0, values[0]), result, dtype=values[0].dtype, shape=shape)
+        nothing = b.op("Equal", terms, b.constant(np.array(0, np.int64)))
+        result = b.op("Where", nothing, b.like(0, values[0]), result)
     return result
 
 

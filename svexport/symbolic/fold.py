@@ -27,7 +27,7 @@ def fold(
     """Adds the nodes of ``F.fold``: columns become an image, and overlaps are summed."""
     *batch, rows, _ = (b.dim(input, i) for i in range(input.rank))
     kernel = int(np.prod(kernel_size))
-    channels = rows // kernel if isinstance(rows, int) else b.op("Div", rows, b.ints(kernel), shape=(1,))
+    channels = rows // kernel if isinstance(rows, int) else b.op("Div", rows, b.ints(kernel))
     if 0 in (*batch, channels):
         empty = b.shape(*batch, channels, *output_size)
         return b.op("Expand", b.like(0, input), empty, shape=[*input.shape[:-2], None, None, None])
@@ -63,7 +63,7 @@ def _blocks(b: Builder, size: Dim, padding: int, span: int, stride: int) -> Dim:
     if isinstance(size, int):
         return (size + 2 * padding - span) // stride + 1
     steps = b.op("Div", b.op("Add", size, b.ints(2 * padding - span)), b.ints(stride))
-    return b.op("Add", steps, b.ints(1), shape=(1,))
+    return b.op("Add", steps, b.ints(1))
 
 
 def convert(

@@ -21,7 +21,7 @@ def body(b: Builder, input: Value, dim: int, index: Value, source: Value, alpha:
     )
     indices = b.op("Expand", column, b.shape(*(b.dim(source, i) for i in range(input.rank))), shape=source.shape)
     if alpha != 1:
-        source = b.op("Mul", source, b.like(alpha, source), shape=source.shape)
+        source = b.op("Mul", source, b.like(alpha, source))
     return scatter(b, input, dim, indices, source, "sum")
 
 

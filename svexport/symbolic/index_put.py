@@ -37,7 +37,7 @@ def body(
         index = b.cast(index, TensorProto.INT64)
         size = b.shape(sizes[dim])
         negative = b.op("Less", index, b.ints(0))
-        index = b.op("Where", negative, b.op("Add", index, size), index, dtype=TensorProto.INT64)
+        index = b.op("Where", negative, b.op("Add", index, size), index)
         place = index if place is None else b.op("Add", b.op("Mul", place, size), index)
     rank = max(index.rank for index in indices)
     counted = [b.dim(replace(place, shape=_broadcast(indices)), axis) for axis in range(rank)]

@@ -48,7 +48,7 @@ def body(
 
     def axis(location: Value, size: Value) -> list[tuple[Value, Value]]:
         size = b.cast(size, precise)
-        x = b.op("Sub", b.op("Mul", location, size, shape=location.shape), b.like(0.5, location), shape=location.shape)
+        x = b.op("Sub", b.op("Mul", location, size), b.like(0.5, location))
         return corners(b, x, size)
 
     locations = b.reshape(b.cast(sampling_locations, precise), n, queries, every, 2)

@@ -55,7 +55,7 @@ def body(
         # The softmax is NaN where the mask leaves no key. Test the mask for that, not the scores: it may be constant.
         most = b.reduce("ReduceMax", bias, [bias.rank - 1], keepdims=True)
         nothing = b.op("Less", most, b.like(LOWEST.get(bias.dtype, float(np.finfo(np.float32).min)), bias))
-        output = b.op("Where", nothing, b.like(0, query), output, dtype=query.dtype)
+        output = b.op("Where", nothing, b.like(0, query), output)
     return output
 
 
@@ -70,7 +70,7 @@ def _factor(b: Builder, query: Value, scale: Sequence[float]) -> Value:
 
 def _bias(b: Builder, mask: Value, query: Value) -> Value:
     """The bias that a boolean mask adds to the scores: 0 or -inf."""
-    return b.op("Where", mask, b.like(0, query), b.like(-np.inf, query), dtype=query.dtype, shape=mask.shape)
+    return b.op("Where", mask, b.like(0, query), b.like(-np.inf, query))
 
 
 def repeat_heads(b: Builder, x: Value, query: Value) -> Value:

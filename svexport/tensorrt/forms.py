@@ -207,7 +207,7 @@ def _shape(b: Builder, node: _Node) -> Any:
     start, end = node.attributes.get("start", 0), node.attributes.get("end")
     if not start and end is None:
         return None
-    whole = b.op("Shape", node.inputs[0], dtype=TensorProto.INT64)
+    whole = b.op("Shape", node.inputs[0])
     return b.slice(whole, 0, start, np.iinfo(np.int32).max if end is None else end)
 
 
@@ -224,10 +224,10 @@ def _mod(b: Builder, node: _Node) -> Any:
         return rest
     zero = b.like(0, x)
     opposite = [
-        b.op("And", b.op(one, rest, zero, dtype=TensorProto.BOOL), b.op(other, y, zero, dtype=TensorProto.BOOL))
+        b.op("And", b.op(one, rest, zero), b.op(other, y, zero))
         for one, other in (("Less", "Greater"), ("Greater", "Less"))
     ]
-    wrong = b.op("Or", *opposite, dtype=TensorProto.BOOL)
+    wrong = b.op("Or", *opposite)
     return b.op("Add", rest, b.op("Mul", b.cast(wrong, x.dtype), y))
 
 

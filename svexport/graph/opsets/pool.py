@@ -167,7 +167,7 @@ def _average(b: Builder, node: Node, window: Window) -> Value:
             ones = _padded(b, ones, pads[0], pads[1], 1.0)
         left = replace_pads(window, pads)
         number = _sums(b, node, ones, left)
-    return b.cast(b.op("Div", total, number, shape=total.shape), given.dtype)
+    return b.cast(b.op("Div", total, number), given.dtype)
 
 
 def replace_pads(window: Window, pads: tuple[list[int], list[int]]) -> Window:
@@ -215,11 +215,11 @@ def lp_pool(b: Builder, node: Node) -> Value | None:
         return None
     given, p = node.typed(), node.attribute("p")
     x = at_least_float(b, given)
-    power = b.op("Abs", x, shape=x.shape)
+    power = b.op("Abs", x)
     if p != 1:
-        power = b.op("Pow", power, b.like(p, x), shape=x.shape)
+        power = b.op("Pow", power, b.like(p, x))
     sums = _sums(b, node, power, window)
-    root = sums if p == 1 else b.op("Pow", sums, b.like(1 / p, x), shape=sums.shape)
+    root = sums if p == 1 else b.op("Pow", sums, b.like(1 / p, x))
     return b.cast(root, given.dtype)
 
 
