@@ -11,9 +11,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from svexport.errors import UnsupportedError
-from svexport.graph.scope import constant_value, is_standard
-from svexport.graph.substitute import give_outputs, substitute
-from svexport.graph.walk import attributes_of, graphs, opset_of
+from svexport.graph.scope import constant_value
+from svexport.graph.substitute import rewrite
+from svexport.graph.walk import attributes_of, graphs
 from svexport.symbolic._builder import Builder, Value
 
 __all__ = ["in_float64"]
@@ -46,17 +46,12 @@ def in_float64(model: onnx.ModelProto) -> onnx.ModelProto:
     known: dict[str, np.ndarray] = {}
     for graph in graphs(precise.graph):
         _convert(graph, known)
-    opset = opset_of(model)
 
-    def build(node: onnx.NodeProto, prefix: str) -> Builder | None:
-        form = _FORMS.get(node.op_type) if is_standard(node, node.op_type) else None
-        if form is None:
-            return None
-        b = Builder(opset, f"{prefix}in_float64_")
-        give_outputs(b, [form(b, node, known)], node)
-        return b
+    def write(b: Builder, node: onnx.NodeProto) -> Value | None:
+        form = _FORMS.get(node.op_type)
+        return form and form(b, node, known)
 
-    substitute(precise, build)
+    rewrite(precise, "in_float64", write)
     return precise
 
 

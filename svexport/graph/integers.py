@@ -10,16 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from svexport.errors import ExportError
-from svexport.graph.scope import byte_size, constant_value, drop_unused, is_standard, used_names
-from svexport.graph.substitute import give_outputs, substitute
-from svexport.graph.walk import attributes_of, graphs, opset_of
+from svexport.graph.scope import byte_size, constants_in, drop_unused, is_standard, used_names
+from svexport.graph.substitute import rewrite
+from svexport.graph.walk import attributes_of, graphs
 from svexport.symbolic._builder import Builder, Value
 
 __all__ = ["PLACES", "Known", "constants_of", "write_exactly"]
@@ -59,23 +58,18 @@ def write_exactly(model: onnx.ModelProto, infer: Callable[[], Mapping[str, Value
     nodes = [node for graph in graphs(model.graph) for node in graph.node]
     if not any(is_standard(node, node.op_type) and node.op_type in _FORMS for node in nodes):
         return
-    opset, types = opset_of(model), infer()
+    types = infer()
     found = Known(types, {name: node for node in nodes for name in node.output}, constants_of(model))
 
-    def build(node: onnx.NodeProto, prefix: str) -> Builder | None:
-        form = _FORMS.get(node.op_type) if is_standard(node, node.op_type) else None
+    def write(b: Builder, node: onnx.NodeProto) -> Value | None:
+        form = _FORMS.get(node.op_type)
         x = types.get(node.input[0]) if form else None
         if form is None or x is None or x.dtype not in (_INT32, _INT64) or x.shape is None:
             return None
-        builder = Builder(opset, f"{prefix}exactly_")
-        made = form(builder, node, found)
-        if made is None:
-            return None
-        give_outputs(builder, [made], node)
-        return builder
+        return form(b, node, found)
 
     before = [(graph, used_names(graph)) for graph in graphs(model.graph)]
-    substitute(model, build)
+    rewrite(model, "exactly", write)
     for graph, used in reversed(before):
         drop_unused(graph, used)
 
@@ -85,10 +79,7 @@ def constants_of(model: onnx.ModelProto) -> dict[str, TensorProto]:
     overridable = {value.name for value in model.graph.input}
     found: dict[str, TensorProto] = {}
     for graph in graphs(model.graph):
-        found |= {tensor.name: tensor for tensor in graph.initializer if tensor.name not in overridable}
-        for node in graph.node:
-            if is_standard(node, "Constant") and (tensor := constant_value(node)) is not None:
-                found[node.output[0]] = tensor
+        found |= {name: tensor for name, tensor in constants_in(graph).items() if name not in overridable}
     return found
 
 
@@ -307,7 +298,7 @@ def _affine(b: Builder, node: onnx.NodeProto, known: Known) -> Value | None:
     return b.op("Add", result, *added) if added else result
 
 
-_FORMS: dict[str, Callable[[Builder, onnx.NodeProto, Known], Any]] = {
+_FORMS: dict[str, Callable[[Builder, onnx.NodeProto, Known], Value | None]] = {
     "Gemm": _affine,
     "Mod": _remainder,
     "ReduceMax": _extreme,
