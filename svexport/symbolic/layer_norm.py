@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -45,7 +44,7 @@ def define(b: Builder, x: Value, dims: int, weight: Value | None, bias: Value | 
     centred = b.op("Sub", y, b.reduce("ReduceMean", y, axes, keepdims=True))
     # ONNX Runtime and TensorRT fuse the pattern with Pow. For float64 avoid it: ONNX Runtime's fusion drops eps there.
     power = b.op("Mul", centred, centred) if double else b.op("Pow", centred, b.like(2, y))
-    variance = b.reduce("ReduceMean", replace(power, shape=x.shape), axes, keepdims=True)
+    variance = b.reduce("ReduceMean", power, axes, keepdims=True)
     y = b.op("Div", centred, b.op("Sqrt", b.op("Add", variance, b.like(eps, y))))
     if weight is not None:
         y = b.op("Mul", y, b.cast(weight, precise))

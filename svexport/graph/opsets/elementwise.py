@@ -230,7 +230,7 @@ def _bitwise(b: Builder, node: Node) -> Value:
     mask = node.constant(1)
     if logic == "And" and mask is not None and mask.size == 1 and _is_low_bits(int(mask.item())):
         rest = b.op("Mod", b.cast(node.input(), INT64), b.constant(int(mask.item()) + 1, INT64), dtype=INT64)
-        return b.cast(Value(rest.name, INT64, node.input().shape), dtype)
+        return b.cast(rest, dtype)
     signed = not _is_unsigned(dtype)
     count = _BITS.get(dtype, 64) - signed
     rank = max(node.rank(0), node.rank(1))
@@ -243,7 +243,7 @@ def _bitwise(b: Builder, node: Node) -> Value:
         if signed:
             negative = b.op("Less", x, zero)
             x = b.op("Where", negative, b.op("Sub", x, lowest), x)
-        x = b.unsqueeze(Value(x.name, INT64), node.rank(index))
+        x = b.unsqueeze(x, node.rank(index))
         bits = b.op("Greater", b.op("Mod", b.op("Div", x, powers), two), zero)
         return bits, negative
 
@@ -255,7 +255,7 @@ def _bitwise(b: Builder, node: Node) -> Value:
     for start in range(0, count, 32):  # ONNX Runtime rounds sums beyond 2**53
         of_half = b.constant(weights * (np.arange(count) // 32 == start // 32))
         part = b.op("Mul", ones, of_half)
-        part = b.reduce_sum(Value(part.name, INT64, (None,) * (rank + 1)), [rank])
+        part = b.reduce_sum(part, [rank])
         if result is None:
             result = part
         else:
@@ -264,7 +264,7 @@ def _bitwise(b: Builder, node: Node) -> Value:
     if minus is not None and other_minus is not None:
         sign = b.op(logic, minus, other_minus)
         result = b.op("Where", sign, b.op("Add", result, lowest), result)
-    return b.cast(Value(result.name, INT64), dtype)
+    return b.cast(result, dtype)
 
 
 def _is_low_bits(mask: int) -> bool:

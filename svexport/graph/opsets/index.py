@@ -74,7 +74,7 @@ def _gather_batches(b: Builder, node: Node) -> Value | None:
     parts = []
     for axis in range(batches):
         place = b.arange(lead[axis])
-        place = b.unsqueeze(Value(place.name, INT64, (None,)), *(other for other in range(rank) if other != axis))
+        place = b.unsqueeze(place, *(other for other in range(rank) if other != axis))
         parts.append(b.op("Expand", place, b.shape(*lead, 1)))
     return b.op("GatherND", node.input(), b.op("Concat", *parts, indices, axis=rank - 1))
 
@@ -128,8 +128,7 @@ def _places(b: Builder, node: Node, axis: int) -> Value:
         number = indices
         if other != axis:
             number = b.arange(b.dim(node.input(1), other))
-            aside = [each for each in range(rank) if each != other]
-            number = b.unsqueeze(Value(number.name, INT64, (None,)), *aside)
+            number = b.unsqueeze(number, *(each for each in range(rank) if each != other))
         number = b.op("Mul", number, b.shape(b.product(*sizes[other + 1 :])))
         place = number if place is None else b.op("Add", place, number)
     return Value((place or indices).name, INT64, node.input(1).shape)
@@ -256,6 +255,6 @@ def _reverse_sequence(b: Builder, node: Node) -> Value:
     inside = b.op("Less", step, lengths)
     places = b.op("Where", inside, backward, step)
     first = b.op("Mul", b.arange(n), b.shape(t))
-    places = b.op("Add", places, b.unsqueeze(Value(first.name, INT64, (None,)), 1))
+    places = b.op("Add", places, b.unsqueeze(first, 1))
     gathered = b.op("Gather", b.reshape(x, b.product(n, t), *rest), places, axis=0)
     return b.transpose(Value(gathered.name, x.dtype, (None,) * rank), np.argsort(order).tolist())
