@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-__all__ = ["FLOAT_TYPES", "Builder", "Dim", "Value", "dtype_name"]
+__all__ = ["FLOAT_TYPES", "Builder", "Dim", "Value", "dtype_name", "static"]
 
 FLOAT_TYPES = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16)
 
@@ -153,6 +153,10 @@ class Builder:
             self._dims[key] = self.op("Gather", self._dims[x.name, -1], self.ints(axis), axis=0, shape=(1,))
         return self._dims[key]
 
+    def dims(self, x: Value) -> list[Dim]:
+        """The sizes of all dimensions."""
+        return [self.dim(x, axis) for axis in range(x.rank)]
+
     def product(self, *dims: Dim) -> Dim:
         """The product of sizes; static factors are folded."""
         static = math.prod(d for d in dims if isinstance(d, int))
@@ -183,7 +187,7 @@ class Builder:
 
     def reshape(self, x: Value, *dims: Dim) -> Value:
         """Reshape; any number of sizes may be dynamic. A size of zero means zero, never "copy"."""
-        shape = tuple(d if isinstance(d, int) else None for d in dims)
+        shape = static(*dims)
         if x.shape == shape and None not in shape:
             return x
         dynamic = [i for i, d in enumerate(dims) if isinstance(d, Value)]
@@ -202,6 +206,10 @@ class Builder:
             fill = numpy_helper.from_array(np.zeros(1, helper.tensor_dtype_to_np_dtype(x.dtype)))
             return self.op("ConstantOfShape", target, value=fill, dtype=x.dtype, shape=shape)
         return self.op("Reshape", x, target, shape=shape)
+
+    def expand(self, x: Value, *dims: Dim) -> Value:
+        """Expand, to sizes that ``x`` broadcasts to."""
+        return self.op("Expand", x, self.shape(*dims), shape=static(*dims))
 
     def transpose(self, x: Value, perm: Sequence[int]) -> Value:
         """Transpose; the identity adds no node."""
@@ -340,6 +348,11 @@ def _broadcast(shapes: Sequence[tuple[int | None, ...] | None]) -> tuple[int | N
     axes = zip_longest(*(shape[::-1] for shape in known), fillvalue=1)
     sizes = [next((n for n in of_each if n not in (1, None)), None if None in of_each else 1) for of_each in axes]
     return tuple(sizes[::-1])
+
+
+def static(*dims: Dim) -> tuple[int | None, ...]:
+    """The shape that sizes make, as far as it is known before run time."""
+    return tuple(d if isinstance(d, int) else None for d in dims)
 
 
 def dtype_name(dtype: int | None) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from onnx import TensorProto
 
 from svexport.ops.affine_grid import OP
-from svexport.symbolic._builder import Builder, Dim, Value
+from svexport.symbolic._builder import Builder, Dim, Value, static
 from svexport.symbolic._symbolic import Symbolic, TensorInfo
 
 __all__: list[str] = []
@@ -27,7 +27,7 @@ def body(b: Builder, theta: Value, size: Sequence[Dim], align_corners: bool) -> 
     for index, steps in enumerate(reversed(size[2:])):  # x, the last dimension, comes first
         points = b.reshape(_coordinates(b, steps, align_corners, precise), -1, *[1] * (index + 1))
         grid = b.op("Add", grid, b.op("Mul", column(index), points))
-    shape = (batch, *(s if isinstance(s, int) else None for s in size[2:]), dims)
+    shape = (batch, *static(*size[2:]), dims)
     return b.cast(Value(grid.name, precise.dtype, shape), theta.dtype)
 
 

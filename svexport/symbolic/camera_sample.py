@@ -41,7 +41,7 @@ def body(
     place = b.op("Mul", b.cast(reference_points, precise), b.constant(high - low, precise))
     place = b.unsqueeze(b.op("Add", place, b.constant(low, precise)), 2)
     place = b.op("Add", place, b.cast(offsets, precise))
-    place = b.op("Expand", place, b.shape(batch, queries, points, 3))
+    place = b.expand(place, batch, queries, points, 3)
     place = b.unsqueeze(b.transpose(place, (0, 3, 1, 2)), 1, 2)  # (B, 1, 1, 3, Q, points)
 
     # No MatMul: TensorRT may run it in TF32, which would be off by pixels.

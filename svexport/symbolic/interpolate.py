@@ -11,7 +11,7 @@ import numpy as np
 from onnx import TensorProto
 
 from svexport.ops.interpolate import OP
-from svexport.symbolic._builder import Builder, Dim, Value
+from svexport.symbolic._builder import Builder, Dim, Value, static
 from svexport.symbolic._symbolic import Symbolic, TensorInfo
 
 __all__: list[str] = []
@@ -24,13 +24,12 @@ def body(
     old = [b.dim(input, 2), b.dim(input, 3)]
     new = size or [_scaled(b, d, scale) for d, scale in zip(old, factors)]
     batch, channels = input.shape[:2]
-    shape = (batch, channels, *(d if isinstance(d, int) else None for d in new))
     if 0 in (batch, channels):  # ONNX Runtime cannot broadcast a matrix to an empty batch
-        return b.op("Expand", b.like(0, input), b.shape(b.dim(input, 0), b.dim(input, 1), *new), shape=shape)
+        return b.expand(b.like(0, input), b.dim(input, 0), b.dim(input, 1), *new)
     scale_h, scale_w = factors or (None, None)
     rows = _matrix(b, old[0], new[0], scale_h, False, bicubic, align_corners, input)
     columns = _matrix(b, old[1], new[1], scale_w, True, bicubic, align_corners, input)
-    return b.op("MatMul", rows, b.op("MatMul", input, columns), shape=shape)
+    return b.op("MatMul", rows, b.op("MatMul", input, columns), shape=(batch, channels, *static(*new)))
 
 
 def _scaled(b: Builder, size: Dim, scale: float) -> Dim:

@@ -44,7 +44,7 @@ def eliminate(b: Builder, A: Value) -> Value:
     rank, n = A.rank, A.shape[-1]
     rows, columns = rank - 2, rank - 1
     batch = A.shape[:-2]
-    identity = b.op("Expand", b.constant(np.eye(n), A.dtype), b.shape(*(b.dim(A, i) for i in range(rank))))
+    identity = b.expand(b.constant(np.eye(n), A.dtype), *b.dims(A))
     m = replace(b.concat([A, identity], columns), dtype=A.dtype, shape=(*batch, n, 2 * n))
     numbers = b.constant(np.arange(n).reshape(n, 1))
     zero = b.like(0, A)

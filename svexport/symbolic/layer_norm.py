@@ -22,7 +22,7 @@ def body(
         if all(isinstance(size, int) for size in normalized_shape):
             weight = b.constant(np.ones(normalized_shape), x.dtype)
         else:
-            weight = b.op("Expand", b.like(1, x), b.shape(*normalized_shape))
+            weight = b.expand(b.like(1, x), *normalized_shape)
     return normalize(b, x, len(normalized_shape), weight, bias, eps)
 
 

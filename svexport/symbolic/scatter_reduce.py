@@ -74,7 +74,7 @@ def _mean(b: Builder, total: Value, count: Value) -> Value:
 
 def _elements(b: Builder, x: Value, dim: int, index: Value, src: Value, reduce: str, include_self: bool) -> Value:
     def filled(number: Value, like: Value) -> Value:
-        return b.op("Expand", number, b.shape(*(b.dim(like, i) for i in range(like.rank))), shape=like.shape)
+        return b.expand(number, *b.dims(like))
 
     base = x if include_self else b.op("ScatterElements", x, index, filled(_neutral(b, x, reduce), index), axis=dim)
     result = b.op("ScatterElements", base, index, src, axis=dim, reduction=_ONNX[reduce])

@@ -11,7 +11,7 @@ from onnx import TensorProto
 from svexport.ops._decoder.config import EPS, weight_names
 from svexport.ops.transformer_decoder import OP
 from svexport.symbolic import add_bias_residual_layer_norm, camera_sample, scaled_dot_product_attention
-from svexport.symbolic._builder import Builder, Dim, Value
+from svexport.symbolic._builder import Builder, Dim, Value, static
 from svexport.symbolic._symbolic import Symbolic
 from svexport.symbolic.layer_norm import normalize
 
@@ -25,8 +25,7 @@ class _Layers:
         self.b, self.parameters, self.heads = b, parameters, heads
         self.batch, self.queries = b.dim(query, 0), b.dim(query, 1)
         self.cams, self.channels = b.dim(lidar2img, 1), b.dim(parameters["cls.0.bias"], 0)
-        sizes = self.batch, self.queries, self.channels
-        self.shape = tuple(d if isinstance(d, int) else None for d in sizes)
+        self.shape = static(self.batch, self.queries, self.channels)
 
     def linear(self, name: str, x: Value, bias: bool = True) -> Value:
         y = _product(self.b, x, self.parameters[f"{name}.weight"])

@@ -9,7 +9,7 @@ import numpy as np
 from onnx import TensorProto, numpy_helper
 
 from svexport.graph.opsets.rules import Node, down
-from svexport.symbolic._builder import Builder, Dim, Value
+from svexport.symbolic._builder import Builder, Dim, Value, static
 from svexport.symbolic.scaled_dot_product_attention import repeat_heads
 from svexport.symbolic.triu import keep
 
@@ -57,8 +57,8 @@ def _filled(b: Builder, mask: Value, keys: Dim) -> Value:
     )
     rest = [*(b.dim(mask, i) for i in range(rank - 1)), missing]
     fill = b.constant(np.array(False)) if mask.dtype == _BOOL else b.like(-math.inf, mask)
-    shape = (*(mask.shape or ())[:-1], keys if isinstance(keys, int) else None)
-    return b.op("Concat", mask, b.op("Expand", fill, b.shape(*rest)), axis=rank - 1, shape=shape)
+    shape = (*(mask.shape or ())[:-1], *static(keys))
+    return b.op("Concat", mask, b.expand(fill, *rest), axis=rank - 1, shape=shape)
 
 
 @down("Attention", 23)
@@ -227,5 +227,5 @@ def tensor_scatter(b: Builder, node: Node) -> Value:
         index = b.op("Add", index, b.unsqueeze(starts, *range(1, cache.rank)))
     if node.attribute("mode") == "circular":
         index = b.op("Mod", index, b.shape(b.dim(cache, axis)))
-    index = b.op("Expand", index, b.shape(*(b.dim(update, i) for i in range(cache.rank))), shape=update.shape)
+    index = b.expand(index, *b.dims(update))
     return b.op("ScatterElements", cache, index, update, axis=axis, shape=cache.shape)

@@ -75,7 +75,7 @@ def _gather_batches(b: Builder, node: Node) -> Value | None:
     for axis in range(batches):
         place = b.arange(lead[axis])
         place = b.unsqueeze(place, *(other for other in range(rank) if other != axis))
-        parts.append(b.op("Expand", place, b.shape(*lead, 1)))
+        parts.append(b.expand(place, *lead, 1))
     return b.op("GatherND", node.input(), b.op("Concat", *parts, indices, axis=rank - 1))
 
 
@@ -217,9 +217,7 @@ def _lines(b: Builder, node: Node) -> tuple[Value, Value, Value, Sequence[Dim]]:
     count = b.product(*(b.dim(indices, axis) for axis in range(node.rank(1) - 1)))
     sizes = [b.dim(data, axis) for axis in range(node.rank())]
     lines = b.reshape(rows, b.product(*sizes[: len(sizes) - len(rest)]), width)
-    column = b.reshape(places, count, 1)
-    shape = tuple(size if isinstance(size, int) else None for size in (count, width))
-    column = b.op("Expand", column, b.shape(count, width), shape=shape)
+    column = b.expand(b.reshape(places, count, 1), count, width)
     return lines, column, b.reshape(updates, count, width), sizes
 
 

@@ -145,7 +145,7 @@ def _by_groups(b: Builder, node: Node, x: Value, scale: Value, bias: Value) -> V
     """InstanceNormalization with groups of channels for channels."""
     groups = node.attribute("num_groups")
     node.rank()
-    dims = [b.dim(x, i) for i in range(x.rank)]
+    dims = b.dims(x)
     rows = b.reshape(x, dims[0], groups, b.quotient(b.product(*dims[1:]), groups))
     if x.dtype == TensorProto.DOUBLE:  # of which ONNX Runtime has no InstanceNormalization
         scale, bias = (b.unsqueeze(replace(v, shape=(groups,)), 1) for v in (scale, bias))

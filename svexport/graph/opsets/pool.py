@@ -161,8 +161,7 @@ def _average(b: Builder, node: Node, window: Window) -> Value:
             count = count[..., None] * within.sum(1)
         number = b.constant(count, x.dtype)
     else:
-        ones = b.op("Expand", b.constant(np.ones([1] * x.rank), x.dtype), b.shape(1, 1, *sizes))
-        ones = replace(ones, shape=(1, 1, *(s if isinstance(s, int) else None for s in sizes)))
+        ones = b.expand(b.constant(np.ones([1] * x.rank), x.dtype), 1, 1, *sizes)
         if any(pads[0]) or any(pads[1]):
             ones = _padded(b, ones, pads[0], pads[1], 1.0)
         left = replace_pads(window, pads)

@@ -232,9 +232,7 @@ def _spread(b: Builder, node: Node, value: Value, index: int) -> Value:
     if block:
         value = replace(value, shape=shape or (None,) * rank)
         blocks = [b.dim(value, i) for i in range(rank)]
-        dims = [*blocks[: axis + 1], block, *blocks[axis + 1 :]]
-        known = [d if isinstance(d, int) else None for d in dims]
-        each = b.op("Expand", b.unsqueeze(value, axis + 1), b.shape(*dims), shape=known)
+        each = b.expand(b.unsqueeze(value, axis + 1), *blocks[: axis + 1], block, *blocks[axis + 1 :])
         each = b.reshape(each, *blocks[:axis], b.product(blocks[axis], block), *blocks[axis + 1 :])
         size, made = b.dim(node.input(), axis), blocks[axis]
         if isinstance(size, int):

@@ -11,7 +11,7 @@ from onnx.reference import ReferenceEvaluator
 
 from svexport.graph.opsets._float import at_least_float
 from svexport.graph.opsets.rules import Node, down
-from svexport.symbolic._builder import Builder, Dim, Value
+from svexport.symbolic._builder import Builder, Dim, Value, static
 
 __all__: list[str] = []
 
@@ -86,11 +86,9 @@ def _dft(b: Builder, node: Node, x: Value, length: Dim, inverse: bool, onesided:
     rows = b.dim(x, -2)
     columns = half if onesided and not inverse else length
     matrix = _matrix(b, rows, columns, length, parts, inverse, real, x)
-    *dims, _, _ = (b.dim(x, i) for i in range(x.rank))
+    *dims, _, _ = b.dims(x)
     y = b.op("MatMul", b.reshape(x, *dims, b.product(rows, parts)), matrix)
-    known = [d if isinstance(d, int) else None for d in dims]
-    width = b.product(columns, 1 if real else 2)
-    y = replace(y, shape=(*known, width if isinstance(width, int) else None))
+    y = replace(y, shape=static(*dims, b.product(columns, 1 if real else 2)))
     return b.reshape(y, *dims, columns, 1 if real else 2)
 
 
@@ -168,8 +166,7 @@ def stft(b: Builder, node: Node) -> Value:
         count = b.op("Add", b.op("Div", free, b.shape(step)), b.ints(1))
     starts = b.op("Mul", b.arange(count), b.shape(step))
     index = b.op("Add", b.unsqueeze(starts, 1), b.arange(length))
-    known = [d if isinstance(d, int) else None for d in (b.dim(x, 0), count, length, b.dim(x, 2))]
-    frames = b.op("Gather", x, index, axis=1, shape=known)
+    frames = b.op("Gather", x, index, axis=1, shape=static(b.dim(x, 0), count, length, b.dim(x, 2)))
     if window is not None:
         weights = b.cast(node.typed(2), x.dtype)
         frames = b.op("Mul", frames, b.unsqueeze(weights, 1))
