@@ -107,7 +107,8 @@ def _convolution(b: Builder, node: onnx.NodeProto, known: Mapping[str, np.ndarra
         raise UnsupportedError("a convolution by weights that are computed, or padded by name, has no form in float64")
     kernel, groups = weight.shape[2:], given.get("group", 1)
     rank = len(kernel)
-    pads, strides, dilations = (given.get(n, [d] * k) for n, d, k in _window(rank))
+    pads = given.get("pads", [0] * 2 * rank)
+    strides, dilations = (given.get(name, [1] * rank) for name in ("strides", "dilations"))
     if tuple(given.get("kernel_shape", kernel)) != kernel or min(pads) < 0:
         raise UnsupportedError("a convolution whose attributes do not fit its weights has no form in float64")
     x = _input(node)
@@ -126,10 +127,6 @@ def _convolution(b: Builder, node: onnx.NodeProto, known: Mapping[str, np.ndarra
     if len(node.input) > 2 and node.input[2]:
         y = b.op("Add", y, _input(node, 2))
     return b.op("Transpose", y, perm=[0, rank + 1, *range(1, rank + 1)])
-
-
-def _window(rank: int) -> tuple[tuple[str, int, int], ...]:
-    return ("pads", 0, 2 * rank), ("strides", 1, rank), ("dilations", 1, rank)
 
 
 def _as_matrix(weight: np.ndarray, groups: int) -> np.ndarray:

@@ -12,7 +12,7 @@ from onnx import TensorProto
 from svexport.graph.opsets._float import at_least_float
 from svexport.graph.opsets.dtypes import moves
 from svexport.graph.opsets.rules import Node, down, unchanged
-from svexport.symbolic._builder import Builder, Dim, Value
+from svexport.symbolic._builder import Builder, Value
 
 __all__: list[str] = []
 
@@ -94,10 +94,6 @@ def window_of(node: Node) -> Window:
     return Window(kernel, strides, dilations, before, after, out, stated, dropped)
 
 
-def _spatial(node: Node, b: Builder) -> list[Dim]:
-    return [b.dim(node.input(), i) for i in range(2, node.rank())]
-
-
 @down("AveragePool MaxPool", 22)
 def last_window(b: Builder, node: Node) -> Value | None:
     """Whether "ceil_mode" drops a last window that starts in the padding was not said: where it does, it is."""
@@ -150,7 +146,7 @@ def _average(b: Builder, node: Node, window: Window) -> Value:
         pads = [pad[0] for pad in window.stated], [pad[1] for pad in window.stated]
     else:
         pads = [0] * len(window.kernel), [0] * len(window.kernel)
-    sizes = _spatial(node, b)
+    sizes = [b.dim(node.input(), i) for i in range(2, node.rank())]
     if all(isinstance(size, int) for size in sizes):
         count: np.ndarray = np.ones(())
         for i, size in enumerate(sizes):
