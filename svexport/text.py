@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
     from rich.table import Table
 
-__all__ = ["Printed", "Report", "number_of", "plain", "table"]
+__all__ = ["Printed", "Report", "dtype_text", "number_of", "plain", "shape_text", "table"]
 
 
 class Printed:
@@ -55,6 +56,16 @@ class Report(Printed):
         from svexport import html
 
         return html.fragment(*self.html_body(html.image))
+
+
+def dtype_text(dtype: torch.dtype) -> str:
+    """``float32`` for ``torch.float32``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def shape_text(shape: Iterable[Any]) -> str:
+    """Sizes, with ``?`` for those that are not known."""
+    return f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
 
 
 def number_of(count: int, noun: str) -> str:

@@ -22,7 +22,7 @@ from svexport.runtime.layers import Compared, Inside, OnnxLayers, TorchLayers, c
 from svexport.runtime.samples import SampleComparison, compare_samples
 from svexport.runtime.session import OnnxEngine, load
 from svexport.runtime.where import Where, locate
-from svexport.text import Report, table
+from svexport.text import Report, dtype_text, table
 from svexport.tracing.arguments import FlatModel, bind, eval_mode, given_arguments
 from svexport.tracing.as_in_files import AsInFiles
 from svexport.tracing.quantizers import allow_steps
@@ -307,7 +307,7 @@ def compare(
         pairs = []
         for name, e, a in paired(flat.output_names, expected, other.output_names, actual, title):
             if a.dtype != e.dtype:
-                notes.append(f"output {name} is {_short(a.dtype)}, {_short(e.dtype)} in torch")
+                notes.append(f"output {name} is {dtype_text(a.dtype)}, {dtype_text(e.dtype)} in torch")
             pairs.append((name, e, converted(e, a)))
         outputs = [parity(name, e, a, rtol=rtol, atol=atol) for name, e, a in pairs]
         if not all(p.ok for p in outputs):
@@ -472,7 +472,7 @@ def feeds_of(engine: Engine, names: Sequence[str], tensors: Sequence[Tensor], no
         floats = tensor.is_floating_point() and spec.dtype.is_floating_point
         narrower = (tensor.dtype, spec.dtype) == (torch.int64, torch.int32)  # TensorRT before 10 has no other integers
         if tensor.dtype != spec.dtype and (floats or narrower):
-            notes.append(f"input {spec.name} is {_short(spec.dtype)}, {_short(tensor.dtype)} in torch")
+            notes.append(f"input {spec.name} is {dtype_text(spec.dtype)}, {dtype_text(tensor.dtype)} in torch")
             tensor = tensor.to(spec.dtype)
         feeds.append(tensor)
     return feeds
@@ -490,7 +490,3 @@ def paired(
     by_name = dict(zip(others, actual, strict=True))
     for name, e, a in zip(names, expected, actual, strict=True):
         yield name, e, by_name[name] if set(names) == set(others) else a
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

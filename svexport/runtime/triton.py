@@ -23,7 +23,7 @@ from svexport.runtime.engine import Engine, TensorSpec
 from svexport.runtime.session import OnnxEngine, load
 from svexport.runtime.triton_config import DTYPES, Served, ensemble_config, model_config, pbtxt
 from svexport.tensorrt.profiles import DEFAULT_BATCH
-from svexport.text import Printed, number_of, table
+from svexport.text import Printed, dtype_text, number_of, shape_text, table
 
 __all__ = ["TritonRepository", "triton_repository"]
 
@@ -86,7 +86,7 @@ class TritonRepository(Printed):
         rows = []
         for name, facts in self.models.items():
             ends = (
-                "\n".join(f"{n} {one['type']}{_dims(one['shape'])}" for n, one in facts[kind].items())
+                "\n".join(f"{n} {one['type']}{shape_text(one['shape'])}" for n, one in facts[kind].items())
                 for kind in ("inputs", "outputs")
             )
             batch = str(facts["max_batch_size"]) if facts["max_batch_size"] else "as the file has it"
@@ -516,8 +516,4 @@ def _numpy(kind: str) -> str:
     """numpy's name for a Triton data type."""
     if kind == "BF16":
         return "ml_dtypes.bfloat16"
-    return "np." + next(str(dtype).removeprefix("torch.") for dtype, name in DTYPES.items() if name == kind)
-
-
-def _dims(shape: Sequence[int | None]) -> str:
-    return f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
+    return "np." + next(dtype_text(dtype) for dtype, name in DTYPES.items() if name == kind)
