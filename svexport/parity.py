@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from svexport.errors import ExportError
+from svexport.text import dtype_text
 
 __all__ = ["ATOL", "RTOL", "Parity", "check_tolerances", "parity", "tolerances"]
 
@@ -91,9 +92,9 @@ def parity(
 def _parity(name: str, expected: Tensor, actual: Tensor, run: str, rtol: float, atol: float) -> Parity:
     low, high = HISTOGRAM_RANGE
     bins = high - low
-    shape, dtype = tuple(expected.shape), str(expected.dtype).removeprefix("torch.")
+    shape, dtype = tuple(expected.shape), dtype_text(expected.dtype)
     if actual.shape != expected.shape or actual.dtype != expected.dtype:
-        found = f"{name} (came as {str(actual.dtype).removeprefix('torch.')}{list(actual.shape)})"
+        found = f"{name} (came as {dtype_text(actual.dtype)}{list(actual.shape)})"
         count = max(expected.numel(), actual.numel(), 1)
         return Parity(found, run, shape, dtype, math.inf, math.inf, 0.0, count, (0,) * bins, rtol, atol)
     wide = torch.complex128 if expected.is_complex() else torch.float64

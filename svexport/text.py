@@ -1,17 +1,97 @@
-"""Writes reports as plain text."""
+"""Reports as plain text and as tables, and what all of them have in common."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
-from typing import Any
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["number_of", "plain"]
+if TYPE_CHECKING:
+    import torch
+    from rich.table import Table
+
+__all__ = ["Printed", "Report", "dtype_text", "number_of", "plain", "shape_text", "table"]
+
+
+class Printed:
+    """A result that ``print`` shows as tables.
+
+    Attributes:
+        notes: remarks, which are printed below the tables.
+    """
+
+    notes: Sequence[str] = ()
+
+    def tables(self) -> list[Any]:
+        """The result as rich renderables."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return plain(self.tables(), self.notes)
+
+
+class Report(Printed):
+    """A result that is also a page, and shows itself in a notebook."""
+
+    def _title(self) -> str:
+        """The title of the page."""
+        raise NotImplementedError
+
+    def html_body(self, picture: Callable[..., str] = ...) -> list[str]:
+        """The result as pieces of a page; ``picture`` draws the figures, if there are any."""
+        raise NotImplementedError
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Writes the result as one page that contains its pictures.
+
+        Raises:
+            SvexportError: if it cannot be written.
+        """
+        from svexport import html  # on first use: it needs torch, which a check of a file does not
+
+        html.write(path, html.page(self._title(), *self.html_body()))
+
+    def _repr_html_(self) -> str:
+        from svexport import html
+
+        return html.fragment(*self.html_body(html.image))
+
+
+def dtype_text(dtype: torch.dtype) -> str:
+    """``float32`` for ``torch.float32``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def shape_text(shape: Iterable[Any]) -> str:
+    """Sizes, with ``?`` for those that are not known."""
+    return f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
 
 
 def number_of(count: int, noun: str) -> str:
     """A number with its noun: ``1 layer``, ``2 layers``."""
     return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> Table:
+    """A rich table; long cells are broken into lines, not cut.
+
+    Args:
+        header: names of the columns; empty for a table of facts, without a header.
+        rows: plain text, or rich's own with a style.
+        title: a line above the table.
+    """
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    heading = Text(title, "bold") if title else None
+    made = Table(title=heading, title_justify="left", box=box.SIMPLE_HEAD, show_header=bool(header))
+    for name in header:
+        made.add_column(name, overflow="fold")
+    for row in rows:
+        made.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
+    return made
 
 
 def plain(renderables: Sequence[Any], notes: Sequence[str] = ()) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from svexport.cli import Outcome, _model
 from svexport.errors import SvexportError
 from svexport.progress import phases_to
+from svexport.text import table
 
 if TYPE_CHECKING:
     from svexport.exporter.report import ExportReport
@@ -118,19 +119,16 @@ def _facts(run: Run) -> dict[str, Any]:
 
 
 def _shown(runs: list[Run], folder: Path, page: Path) -> list[Any]:
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD)
-    numbers = ("opset", "nodes", "max abs error", "seconds")
-    for column in ("model", "opset", "file", "nodes", "svexport nodes", "max abs error", "verified", "seconds"):
-        table.add_column(column, justify="right" if column in numbers else "left")
-    for r in runs:
-        mark = Text("yes", "green") if r.verified else Text("NO", "bold red")
-        table.add_row(r.model, str(r.opset), *map(Text, _numbers(r)), mark, f"{r.seconds:.1f}")
+    marks = {True: Text("yes", "green"), False: Text("NO", "bold red")}
+    rows = ((r.model, r.opset, *_numbers(r), marks[r.verified], f"{r.seconds:.1f}") for r in runs)
+    header = ("model", "opset", "file", "nodes", "svexport nodes", "max abs error", "verified", "seconds")
+    made = table(header, rows)
+    for place in (1, 3, 5, 7):  # numbers
+        made.columns[place].justify = "right"
     failures = [Text(f"{r.model}, opset {r.opset}: {r.error}", "red") for r in runs if r.error]
-    return [table, *failures, f"files: {folder}", f"report: {page}"]
+    return [made, *failures, f"files: {folder}", f"report: {page}"]
 
 
 def _write_page(runs: list[Run], page: Path) -> None:

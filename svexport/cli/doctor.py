@@ -24,6 +24,7 @@ from typing import Any
 
 from svexport._version import __version__
 from svexport.cli import Outcome
+from svexport.text import table
 
 CORE = {
     "torch": "everything",
@@ -302,20 +303,14 @@ def _shown(checks: list[Check], ok: bool) -> list[Any]:
             *(f"{c.name}: {c.state}, {c.detail}" + (f"; {c.install}" if c.install else "") for c in checks),
             verdict,
         ]
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
     marks = {"ok": Text("ok", "green"), "missing": Text("missing", "yellow"), "broken": Text("broken", "bold red")}
-    table = Table("", "state", "what was found", "enables", box=box.SIMPLE_HEAD)
-    for check in checks:
-        name = Text(check.name, "bold" if check.required else "")
-        table.add_row(name, marks[check.state], Text(check.detail), Text(check.enables))
-    shown: list[Any] = [table]
+    rows = ((Text(c.name, "bold" if c.required else ""), marks[c.state], c.detail, c.enables) for c in checks)
+    shown: list[Any] = [table(("", "state", "what was found", "enables"), rows)]
     wanted = [c for c in checks if c.state != "ok" and c.install]
     if wanted:
-        commands = Table("", "to install next, in this order", "with", box=box.SIMPLE_HEAD)
-        for number, check in enumerate(sorted(wanted, key=lambda c: not c.required), 1):
-            commands.add_row(str(number), Text(check.name), Text(check.install))
-        shown.append(commands)
+        first = sorted(wanted, key=lambda c: not c.required)
+        commands = ((number, check.name, check.install) for number, check in enumerate(first, 1))
+        shown.append(table(("", "to install next, in this order", "with"), commands))
     return [*shown, Text(verdict, "bold green" if ok else "bold red")]

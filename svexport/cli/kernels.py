@@ -19,6 +19,7 @@ from svexport.cli import Outcome
 from svexport.cli._progress import status
 from svexport.errors import UnsupportedError
 from svexport.progress import phase
+from svexport.text import table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,25 +46,18 @@ def run(options: argparse.Namespace) -> Outcome:
 
 
 def _list(options: argparse.Namespace) -> Outcome:
-    from rich import box
-    from rich.table import Table
-
     from svexport.kernels import planner
     from svexport.kernels.shapes import SHAPES
 
-    table = Table("op", "shape of", "a problem is made of", box=box.SIMPLE_HEAD)
-    data = {}
-    for op, numbers in planner.problems().items():
-        data[op] = {"shape": SHAPES[op][0], "problem": numbers}
-        table.add_row(op, SHAPES[op][0], ", ".join(f"{name}={value}" for name, value in numbers.items()))
-    return Outcome(True, {"ops": data, "gpus": list(planner.GPUS)}, [table, f"GPUs: {', '.join(planner.GPUS)}"])
+    problems = planner.problems()
+    data = {op: {"shape": SHAPES[op][0], "problem": numbers} for op, numbers in problems.items()}
+    rows = ((op, SHAPES[op][0], ", ".join(f"{n}={v}" for n, v in numbers.items())) for op, numbers in problems.items())
+    shown = table(("op", "shape of", "a problem is made of"), rows)
+    return Outcome(True, {"ops": data, "gpus": list(planner.GPUS)}, [shown, f"GPUs: {', '.join(planner.GPUS)}"])
 
 
 def _explain(options: argparse.Namespace) -> Outcome:
     from dataclasses import asdict
-
-    from rich import box
-    from rich.table import Table
 
     from svexport.kernels import planner
     from svexport.kernels.shapes import problem
@@ -81,12 +75,13 @@ def _explain(options: argparse.Namespace) -> Outcome:
         )
     asked |= more
     plan = planner.plan(options.op, gpu, **asked)
-    table = Table("", "tactic", "id", "us", "grid", "block", "shared memory", box=box.SIMPLE_HEAD)
+    rows = []
     for tactic in sorted(plan.tactics, key=lambda t: t.microseconds):
         launch = tactic.launch
         sizes = ["x".join(map(str, launch.grid)), "x".join(map(str, launch.block)), str(launch.shared_memory)]
         mark = "*" if tactic == plan.chosen else ""
-        table.add_row(mark, str(tactic), str(tactic.id), f"{tactic.microseconds:.1f}", *sizes)
+        rows.append((mark, tactic, tactic.id, f"{tactic.microseconds:.1f}", *sizes))
+    shown = table(("", "tactic", "id", "us", "grid", "block", "shared memory"), rows)
     data = {
         "op": options.op,
         "gpu": asdict(gpu),
@@ -95,13 +90,10 @@ def _explain(options: argparse.Namespace) -> Outcome:
         "tactics": [asdict(tactic) for tactic in plan.tactics],
     }
     why = "timed to be the fastest" if plan.timed else "runs"
-    return Outcome(True, {**data, "timed": plan.timed}, [f"{options.op} on {gpu.name}: * {why}", table])
+    return Outcome(True, {**data, "timed": plan.timed}, [f"{options.op} on {gpu.name}: * {why}", shown])
 
 
 def _tune(options: argparse.Namespace) -> Outcome:
-    from rich import box
-    from rich.table import Table
-
     from svexport.kernels import tune
     from svexport.kernels.shapes import problem
 
@@ -122,8 +114,7 @@ def _tune(options: argparse.Namespace) -> Outcome:
     for op, shape, dtype, backward in cases:
         problem(op, shape, dtype, backward=backward)
     gpu = tune.needed()
-    table = Table("op", "shape", "type", "planner's choice", "us", "fastest", "us", box=box.SIMPLE_HEAD)
-    rows = []
+    rows, shown = [], []
     with status("timing tactics"):
         for op, shape, dtype, backward in cases:
             name = op + (" backward" if backward and not op.endswith("backward") else "")
@@ -131,10 +122,11 @@ def _tune(options: argparse.Namespace) -> Outcome:
             one = tune.tune(tune.call_of(op, shape, dtype, backward=backward))
             file = str(tune.keep(gpu.name, [one]))  # kept one by one, so that an interrupt loses nothing
             cells = [text for t in (one.chosen, one.winner) for text in (str(t), f"{one.times[t.id]:.1f}")]
-            table.add_row(name, "x".join(map(str, shape)), dtype, *cells)
+            shown.append((name, "x".join(map(str, shape)), dtype, *cells))
             row = {"op": one.op, "problem": one.problem, "chosen": one.chosen.id, "tactic": one.winner.id}
             rows.append({**row, "microseconds": one.times})
-    return Outcome(True, {"gpu": gpu.name, "table": file, "tuned": rows}, [f"on {gpu.name}", table, file])
+    made = table(("op", "shape", "type", "planner's choice", "us", "fastest", "us"), shown)
+    return Outcome(True, {"gpu": gpu.name, "table": file, "tuned": rows}, [f"on {gpu.name}", made, file])
 
 
 def _gpu(name: str | None) -> Any:

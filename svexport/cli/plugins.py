@@ -13,6 +13,7 @@ from pathlib import Path
 
 from svexport.cli import Outcome
 from svexport.errors import BackendNotAvailableError
+from svexport.text import table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,22 +63,19 @@ def _build(options: argparse.Namespace) -> Outcome:
 
 
 def _list(options: argparse.Namespace) -> Outcome:
-    from rich import box
-    from rich.table import Table
-
     from svexport.tensorrt.library import libraries
     from svexport.tensorrt.nodes import plugin_ops
 
-    table = Table("node", "inputs", "attributes", box=box.SIMPLE_HEAD)
-    nodes = {}
+    nodes, rows = {}, []
     for op in plugin_ops():
         inputs = [a.name + ("..." if a.kind == "tensors" else "?" * a.optional) for a in op.arguments if a.is_tensor]
         nodes[op.node_type] = {"inputs": inputs, "attributes": {a.name: a.kind for a in op.attributes}}
-        table.add_row(op.node_type, ", ".join(inputs), ", ".join(a.name for a in op.attributes))
+        rows.append((op.node_type, ", ".join(inputs), ", ".join(a.name for a in op.attributes)))
     found = libraries()
     lines = [f"{lib.path}: plugins for TensorRT {lib.major}" for lib in found]
     data = {"nodes": nodes, "libraries": [{"path": str(lib.path), "tensorrt": lib.major} for lib in found]}
-    return Outcome(True, data, [table, *(lines or ["no library was built yet: svexport plugins build"])])
+    shown = table(("node", "inputs", "attributes"), rows)
+    return Outcome(True, data, [shown, *(lines or ["no library was built yet: svexport plugins build"])])
 
 
 def _path(options: argparse.Namespace) -> Outcome:

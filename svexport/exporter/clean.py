@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -16,9 +17,9 @@ from torch import Tensor
 
 from svexport.exporter.torchscript import SOURCE_ATTRIBUTE
 from svexport.graph.nodes import rename, set_attributes, symbolic_of
-from svexport.graph.scope import light_copy
+from svexport.graph.scope import constants_in, light_copy
 from svexport.graph.types import infer_types, types_of
-from svexport.graph.walk import attributes_of, graphs, remove_attribute
+from svexport.graph.walk import attributes_of, graphs, refill, remove_attribute
 from svexport.ops._op import DOMAIN
 from svexport.symbolic._builder import Value
 from svexport.tracing.arguments import MODEL_ATTRIBUTE
@@ -92,18 +93,14 @@ def _join_constants(model: onnx.ModelProto) -> None:
             else:
                 kept.append(node)
         if len(kept) < len(graph.node):
-            del graph.node[:]
-            graph.node.extend(kept)
+            refill(graph.node, kept)
     rename(model.graph, names)
 
 
 def _count_axes_from_the_front(model: onnx.ModelProto) -> None:
     """Makes axes of reductions non-negative, in place, if ranks are known: along negative axes ONNX Runtime does not
     reduce tensors without elements."""
-    constants = {tensor.name: tensor for graph in graphs(model.graph) for tensor in graph.initializer}
-    for node in (node for graph in graphs(model.graph) for node in graph.node):
-        if node.op_type == "Constant" and node.attribute[0].name == "value":
-            constants[node.output[0]] = node.attribute[0].t
+    constants = ChainMap(*map(constants_in, graphs(model.graph)))
     found: list[tuple[onnx.GraphProto, onnx.NodeProto, list[int]]] = []
     for graph in graphs(model.graph):
         for node in graph.node:
@@ -135,12 +132,7 @@ def keep_zero_padding(model: onnx.ModelProto) -> None:
     """Puts a Concat of one tensor between a zero Pad and the MaxPool after it, in place: ONNX Runtime would fuse these
     into a pool that pads with minus infinity instead of zeros."""
     for graph in graphs(model.graph):
-        constants = {tensor.name: tensor for tensor in graph.initializer}
-        constants |= {
-            n.output[0]: n.attribute[0].t
-            for n in graph.node
-            if n.op_type == "Constant" and n.attribute[0].name == "value"
-        }
+        constants = constants_in(graph)
         padded = {n.output[0] for n in graph.node if n.op_type == "Pad" and not _pads_with_less(n, constants)}
         nodes = []
         for node in graph.node:
@@ -150,8 +142,7 @@ def keep_zero_padding(model: onnx.ModelProto) -> None:
                 node.input[0] = name
             nodes.append(node)
         if len(nodes) > len(graph.node):
-            del graph.node[:]
-            graph.node.extend(nodes)
+            refill(graph.node, nodes)
 
 
 def _pads_with_less(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> bool:
@@ -176,8 +167,7 @@ def keep_inputs(model: onnx.ModelProto, tensors: Mapping[str, Tensor], axes: Map
         shape = [axes.get(name, {}).get(i, size) for i, size in enumerate(tensor.shape)]
         kind: Any = torch.onnx.JitScalarType.from_dtype(tensor.dtype).onnx_type()
         inputs.append(present.get(name) or helper.make_tensor_value_info(name, kind, shape))
-    del model.graph.input[:]
-    model.graph.input.extend(inputs)
+    refill(model.graph.input, inputs)
 
 
 def name_sizes(model: onnx.ModelProto, lowered: onnx.ModelProto, sizes: Mapping[str, Size]) -> None:

@@ -64,18 +64,8 @@ _TAKE_SIZES |= {"chunk", "linspace", "logspace", "one_hot", "roll", "tensor_spli
 _TAKE_SIZES |= {f"{kind}_pool{n}d" for kind in ("adaptive_avg", "adaptive_max", "avg", "max") for n in (1, 2, 3)}
 """Functions that accept 0-d integer tensors as sizes, and read their values without a Python call."""
 
-_RANDOM: tuple[str, ...] = (
-    "bernoulli",
-    "cauchy",
-    "dropout",
-    "empty",
-    "exponential",
-    "geometric",
-    "multinomial",
-    "normal",
-    "poisson",
-)
-_RANDOM += ("rand", "seed", "uniform")
+_RANDOM = {"bernoulli", "cauchy", "dropout", "empty", "exponential", "geometric", "multinomial", "normal", "poisson"}
+_RANDOM |= {"rand", "seed", "uniform"}
 """Parts of the names of random functions, whose values cannot be computed again."""
 
 _OF_SIZES = {"__len__", "data_ptr", "dim", "element_size", "is_contiguous", "numel", "size", "storage_offset", "stride"}

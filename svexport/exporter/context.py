@@ -72,8 +72,7 @@ def tracing(model: FlatModel, tensors: Sequence[Tensor], dynamic: bool) -> Itera
 
 def other_functions(dynamic: bool) -> tuple[TorchFunctionMode, ...]:
     """Modes that replace some functions by others while tracing."""
-    always = IN_PLACE_OF | _AS_NUMBERS | _OF_INDICES | _OF_NOTHING | _OF_A_NUMBER | _OF_SIZES | _ARITHMETIC
-    return FullRanges(), InPlaceOf(always | (_OF_DYNAMIC_SIZES if dynamic else {}))
+    return FullRanges(), InPlaceOf(_ALWAYS | (_OF_DYNAMIC_SIZES if dynamic else {}))
 
 
 @contextmanager
@@ -427,38 +426,31 @@ def _arange(*args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Tens
     return first + place * by
 
 
-_AS_NUMBERS: dict[Callable[..., Any], Callable[..., Any]] = {
-    function: functools.partial(_as_numbers, function)
-    for function in (F.cosine_embedding_loss, torch.cosine_embedding_loss)
-}
-_OF_INDICES: dict[Callable[..., Any], Callable[..., Any]] = {
-    function: functools.partial(_by_places, function) for function in (Tensor.__getitem__, Tensor.__setitem__)
-}
-_OF_SIZES: dict[Callable[..., Any], Callable[..., Any]] = {F.interpolate: interpolate, F.pad: pad}
-_OF_NOTHING: dict[Callable[..., Any], Callable[..., Any]] = {
-    function: functools.partial(_of_nothing, function) for function in (torch.addmm, Tensor.addmm)
-}
-_OF_A_NUMBER: dict[Callable[..., Any], Callable[..., Any]] = {
-    function: functools.partial(_of_a_number, function)
-    for function in (torch.argwhere, torch.nonzero, Tensor.argwhere, Tensor.nonzero)
-}
-_ARITHMETIC: dict[Callable[..., Any], Callable[..., Any]] = {
-    getattr(of, name): functools.partial(_arithmetic, getattr(of, name))
-    for of, names in (
-        (torch, ("add", "div", "mul", "rsub", "sub", "true_divide")),
-        (Tensor, ("add", "div", "mul", "sub", "true_divide", "__add__", "__mul__", "__sub__", "__truediv__")),
-        (Tensor, ("__radd__", "__rmul__", "__rsub__", "__rtruediv__", "add_", "__iadd__")),
-    )
-    for name in names
+def _each(function: Callable[..., Any], *called: Callable[..., Any]) -> dict[Callable[..., Any], Callable[..., Any]]:
+    """By what Python calls, ``function`` with that as its first argument."""
+    return {one: functools.partial(function, one) for one in called}
+
+
+_ARITHMETIC = (
+    *(getattr(torch, name) for name in ("add", "div", "mul", "rsub", "sub", "true_divide")),
+    *(getattr(Tensor, name) for name in ("add", "div", "mul", "sub", "true_divide", "add_", "__iadd__")),
+    *(getattr(Tensor, f"__{r}{name}__") for name in ("add", "mul", "sub", "truediv") for r in ("", "r")),
+)
+_ALWAYS: dict[Callable[..., Any], Callable[..., Any]] = {
+    **IN_PLACE_OF,
+    **_each(_as_numbers, F.cosine_embedding_loss, torch.cosine_embedding_loss),
+    **_each(_by_places, Tensor.__getitem__, Tensor.__setitem__),
+    **_each(_of_nothing, torch.addmm, Tensor.addmm),
+    **_each(_of_a_number, torch.argwhere, torch.nonzero, Tensor.argwhere, Tensor.nonzero),
+    F.interpolate: interpolate,
+    F.pad: pad,
+    **_each(_arithmetic, *_ARITHMETIC),
 }
 _OF_DYNAMIC_SIZES: dict[Callable[..., Any], Callable[..., Any]] = {
     **BY_SIZE,
     F.affine_grid: _affine_grid,
     torch.arange: _arange,
     torch.linspace: linspace,
-    **{f: functools.partial(_parts, f) for f in (torch.chunk, torch.split, Tensor.chunk, Tensor.split)},
-    **{
-        f: functools.partial(_by_a_tensor, f)
-        for f in (torch.pow, torch.remainder, Tensor.__mod__, Tensor.__pow__, Tensor.pow, Tensor.remainder)
-    },
+    **_each(_parts, torch.chunk, torch.split, Tensor.chunk, Tensor.split),
+    **_each(_by_a_tensor, torch.pow, torch.remainder, Tensor.__mod__, Tensor.__pow__, Tensor.pow, Tensor.remainder),
 }

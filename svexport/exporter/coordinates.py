@@ -46,6 +46,7 @@ from svexport.exporter.typed import (
 )
 from svexport.ops.grid_sample import grid_sample
 from svexport.progress import phase
+from svexport.text import dtype_text
 from svexport.tracing.arguments import Types, bind, eval_mode, in_type, rebuild
 from svexport.tracing.state import unchanged
 
@@ -403,7 +404,7 @@ def half_model(
         return half, None
     calls = {call: why for call, why in kept.items() if isinstance(call, Call)}
     parameters = followed.parameters(calls)
-    kind = str(dtype).removeprefix("torch.")
+    kind = dtype_text(dtype)
     plan = _Sampling(
         dtype,
         calls,

@@ -62,19 +62,8 @@ _STRINGS: dict[str, tuple[str, ...]] = {
 _AT_MOST = 3
 """Most other values that are tried for one attribute."""
 
-_SWITCHES = {
-    *(
-        "align_corners",
-        "ceil_mode",
-        "count_include_pad",
-        "exclusive",
-        "fmod",
-        "largest",
-        "reverse",
-        "select_last_index",
-    ),
-    *("transA", "transB", "upper"),
-}
+_SWITCHES = {"align_corners", "ceil_mode", "count_include_pad", "exclusive", "fmod", "largest", "reverse"}
+_SWITCHES |= {"select_last_index", "transA", "transB", "upper"}
 _DROPPED = "dropped"
 
 

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
 from svexport.exporter.faults import Fault, faults_of
-from svexport.graph.scope import used_inside
+from svexport.graph.scope import constants_in, used_inside
 from svexport.graph.walk import STANDARD, graphs_of
 
 __all__ = ["Planted", "Recording", "Site"]
@@ -107,10 +107,7 @@ class Planted:
         """``run_as`` converts a graph to the model that ONNX Runtime runs; it keeps the names of values."""
         self._lines, self._run_as = lines, run_as
         self._graph, self._opsets, self._ir = model.graph, list(model.opset_import), model.ir_version
-        self._constants = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
-        for node in model.graph.node:
-            if node.op_type == "Constant" and node.attribute[0].name == "value":
-                self._constants[node.output[0]] = numpy_helper.to_array(node.attribute[0].t)
+        self._constants = {name: numpy_helper.to_array(tensor) for name, tensor in constants_in(model.graph).items()}
         sizes = _names_of_sizes(model.graph)
         self._nodes = [
             (number, node)

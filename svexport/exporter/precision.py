@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from svexport.errors import ExportError
-from svexport.exporter.coordinates import Followed, Origin
+from svexport.exporter.coordinates import Followed
 from svexport.exporter.typed import (
     CONVERTS,
     MAKES,
@@ -37,6 +37,7 @@ from svexport.exporter.typed import (
 )
 from svexport.ops.grid_sample import grid_sample
 from svexport.progress import phase
+from svexport.text import dtype_text
 from svexport.tracing.arguments import bind, copied, eval_mode
 
 __all__ = ["plan_for"]
@@ -221,13 +222,9 @@ def _kept(measured: _Measured) -> dict[Call, str]:
     """What every half model keeps, and the measured calls, with those whose results they need in float32."""
     calls = {call: why for call, why in measured.kept(measured.reasons).items() if isinstance(call, Call)}
     for call in measured.first:
-        upstream = measured.upstream(measured.seen[call].before)
-        calls = {**dict.fromkeys(_calls(upstream), f"an argument of {call.function}"), **calls}
+        upstream = [origin for origin in measured.upstream(measured.seen[call].before) if isinstance(origin, Call)]
+        calls = {**dict.fromkeys(upstream, f"an argument of {call.function}"), **calls}
     return calls
-
-
-def _calls(origins: Collection[Origin]) -> list[Call]:
-    return [origin for origin in origins if isinstance(origin, Call)]
 
 
 def _enough(model: nn.Module, single: nn.Module, bound: Any, plan: Plan, measured: _Measured, expected: Any) -> Plan:
@@ -273,7 +270,7 @@ def _enough(model: nn.Module, single: nn.Module, bound: Any, plan: Plan, measure
 
 
 def _noted(plan: Plan, noise: float) -> Plan:
-    kind = str(plan.dtype).removeprefix("torch.")
+    kind = dtype_text(plan.dtype)
     note = f"{len(plan.kept())} calls stay float32 (report.kept), the others in {kind} leave {_decibels(noise)}"
     return replace(plan, note=f"{note} in the results on the given inputs")
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
 
 from svexport import html
 from svexport.exporter.proof import Proof
+from svexport.text import table
 
 __all__ = ["LeftAlone", "Replacement", "op_name", "print_report"]
 
@@ -101,24 +101,14 @@ def print_report(
         display(HTML(html.fragment(*body, verdict, *(f"<p>{escape(note)}</p>" for note in notes))))
         return
     for title, columns, rows in tables:
-        _table(console, title, columns, rows)
+        made = table(columns, rows, title)
+        for column in made.columns:
+            column.no_wrap = column.header == "source"  # editors open unwrapped places
+        console.print(made)
     if line:
         console.print(Text(line, "red" if outputs.fault else ""))
     for note in notes:
         console.print(Text(note))
-
-
-def _table(console: Any, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for column in columns:
-        table.add_column(column, overflow="fold", no_wrap=column == "source")  # editors open unwrapped places
-    for row in rows:
-        table.add_row(*map(Text, row))
-    console.print(table)
 
 
 def _names(names: Sequence[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -13,7 +12,7 @@ from svexport import html
 from svexport.exporter.typed import KeptCall
 from svexport.parity import Parity
 from svexport.tensorrt.check.report import CheckReport
-from svexport.text import number_of, plain
+from svexport.text import Report, number_of, table
 
 __all__ = ["ExportReport", "Faults", "NodeSource"]
 
@@ -68,7 +67,7 @@ class Faults:
 
 
 @dataclass(frozen=True, repr=False)
-class ExportReport:
+class ExportReport(Report):
     """Result of :func:`svexport.export`; ``print`` shows it as tables, a notebook as tables and pictures.
 
     Attributes:
@@ -143,43 +142,18 @@ class ExportReport:
         state = f"verified, largest absolute error {self.max_abs:.1e}" if self.verified else "not verified"
         return f"ExportReport({self.model} -> {self.path} at opset {self.opset}: {state})"
 
-    def __str__(self) -> str:
-        return plain(self.tables(), self.notes)
-
     def tables(self) -> list[Any]:
         """The report as rich tables."""
-        from rich import box
-        from rich.table import Table
-        from rich.text import Text
-
         state = "verified" if self.verified else "not verified"
-        title = Text(f"{self.model} -> {self.path.name}: {state}", "bold")
-        summary = Table(title=title, box=box.SIMPLE_HEAD, show_header=False, title_justify="left")
-        for fact in self._facts():
-            summary.add_row(*map(Text, fact))
-        tables = [summary]
-        for rows in (self._node_rows(), self._kept_rows(), self._parity_rows()):
-            if rows:
-                table = Table(box=box.SIMPLE_HEAD)
-                for name in rows[0]:
-                    table.add_column(name, overflow="fold")  # keeps line numbers from being cut
-                for row in rows[1:]:
-                    table.add_row(*map(Text, row))
-                tables.append(table)
+        tables: list[Any] = [table((), self._facts(), f"{self.model} -> {self.path.name}: {state}")]
+        lists = (self._node_rows(), self._kept_rows(), self._parity_rows())
+        tables += [table(header, rows) for header, *rows in filter(None, lists)]
         if self.check is not None and not self.check.ok:
             tables += self.check.tables()
         return tables
 
-    def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Writes the report as one page that contains its pictures.
-
-        Raises:
-            SvexportError: if it cannot be written.
-        """
-        html.write(path, html.page(f"{self.model} at opset {self.opset}", *self.html_body()))
-
-    def _repr_html_(self) -> str:
-        return html.fragment(*self.html_body(html.image))
+    def _title(self) -> str:
+        return f"{self.model} at opset {self.opset}"
 
     def html_body(self, picture: Callable[..., str] = html.picture) -> list[str]:
         """The report as pieces of a page: verdict, parity, nodes, details; ``picture`` draws."""

@@ -161,10 +161,6 @@ class Sides(TorchFunctionMode):
             self.unreached.append(margin)
 
 
-def _zero(*_: Any, **__: Any) -> tuple[float, ...]:
-    return (0.0,)
-
-
 def _other(x: Tensor, other: Any = None, *_: Any, **__: Any) -> tuple[Any, ...]:
     return (other,)
 
@@ -174,7 +170,7 @@ def _bounds(x: Tensor, min: Any = None, max: Any = None, *_: Any, **kwargs: Any)
 
 
 _BORDERS: dict[str, Callable[..., tuple[Any, ...]]] = {
-    **dict.fromkeys(("abs", "celu", "elu", "leaky_relu", "prelu", "relu", "selu", "sign"), _zero),
+    **dict.fromkeys(("abs", "celu", "elu", "leaky_relu", "prelu", "relu", "selu", "sign"), lambda *_, **__: (0.0,)),
     **dict.fromkeys(("eq", "ge", "gt", "le", "lt", "maximum", "minimum", "ne"), _other),
     **dict.fromkeys(("clamp", "clip", "hardtanh"), _bounds),
     "clamp_max": _other,

@@ -14,7 +14,7 @@ import onnx
 from torch import Tensor
 
 from svexport.graph.integers import PLACES
-from svexport.graph.scope import constant_value, light_copy
+from svexport.graph.scope import constants_in, light_copy
 from svexport.graph.walk import attributes_of, graphs, graphs_of
 from svexport.logging import logger
 
@@ -119,11 +119,7 @@ def _of_sizes(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
 
 def _constants(graph: onnx.GraphProto) -> dict[str, np.ndarray]:
     """The constants of a graph, by name."""
-    tensors = {tensor.name: tensor for tensor in graph.initializer}
-    for node in graph.node:
-        if node.op_type == "Constant" and (tensor := constant_value(node)) is not None:
-            tensors[node.output[0]] = tensor
-    return {name: onnx.numpy_helper.to_array(tensor) for name, tensor in tensors.items()}
+    return {name: onnx.numpy_helper.to_array(tensor) for name, tensor in constants_in(graph).items()}
 
 
 _DATA = {"Where": 1, "OneHot": 2}

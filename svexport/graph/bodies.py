@@ -18,7 +18,7 @@ from svexport.graph.reading import check_whole, damaged, read_model
 from svexport.graph.scope import light_copy
 from svexport.graph.substitute import give_outputs, substitute
 from svexport.graph.types import infer_types, types_of
-from svexport.graph.walk import attributes_of, graphs, opset_of
+from svexport.graph.walk import attributes_of, graphs, opset_of, refill
 from svexport.ops._op import DOMAIN, OPS, Op
 from svexport.symbolic._builder import Builder, Value
 
@@ -154,8 +154,7 @@ def without_overloads(model: onnx.ModelProto) -> onnx.ModelProto:
     for outer, function in zip(bodies, renamed.functions, strict=True):
         for graph in graphs(outer):
             _name_overloads(graph)
-        del function.node[:]
-        function.node.extend(outer.node)
+        refill(function.node, outer.node)
     for graph in graphs(renamed.graph):
         _name_overloads(graph)
     return renamed
@@ -171,8 +170,7 @@ def _name_overloads(graph: onnx.GraphProto) -> None:
 def _keep(model: onnx.ModelProto, functions: Sequence[onnx.FunctionProto]) -> None:
     """Keeps only these functions; if no overload is left, sets the IR version back to what it was before them."""
     overloads = any(f.overload for f in model.functions)
-    del model.functions[:]
-    model.functions.extend(functions)
+    refill(model.functions, functions)
     if overloads and not any(f.overload for f in functions):
         model.ir_version = min(model.ir_version, ir_version(opset_of(model)))
 
@@ -320,8 +318,7 @@ def state_types(model: onnx.ModelProto) -> None:
         infos = [info for info in graph.value_info if info.name not in untyped]
         infos += [_info(types[name]) for name in made]
         if made:
-            del graph.value_info[:]
-            graph.value_info.extend(infos)
+            refill(graph.value_info, infos)
 
 
 def _info(value: Value) -> onnx.ValueInfoProto:
@@ -417,5 +414,4 @@ def drop_unused_bodies(model: onnx.ModelProto) -> None:
         _keep(model, functions)
     if not used:
         imports = [entry for entry in model.opset_import if entry.domain != DOMAIN]
-        del model.opset_import[:]
-        model.opset_import.extend(imports)
+        refill(model.opset_import, imports)

@@ -8,7 +8,7 @@ from onnx import helper
 from svexport.graph.nodes import rename, separate_names
 from svexport.graph.scope import drop_unused, is_standard, used_inside, used_names
 from svexport.graph.types import infer_values
-from svexport.graph.walk import STANDARD, graphs
+from svexport.graph.walk import STANDARD, graphs, refill
 
 __all__ = ["take_decided_branches"]
 
@@ -46,8 +46,7 @@ def take_decided_branches(model: onnx.ModelProto, standard: onnx.ModelProto) -> 
             stale.update(node.output)
         if any_here:
             changed = True
-            del graph.node[:]
-            graph.node.extend(nodes)
+            refill(graph.node, nodes)
             drop_unused(graph, before)
             _forget(graph, stale)
     return changed
@@ -59,8 +58,7 @@ def _forget(graph: onnx.GraphProto, stale: set[str]) -> None:
         if node.domain in STANDARD and not stale.isdisjoint([*node.input, *used_inside(node)]):
             stale.update(node.output)
     kept = [info for info in graph.value_info if info.name not in stale]
-    del graph.value_info[:]
-    graph.value_info.extend(kept)
+    refill(graph.value_info, kept)
 
 
 def _body(branch: onnx.GraphProto, node: onnx.NodeProto) -> list[onnx.NodeProto]:

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from svexport.graph.scope import drop_unused, light_copy, used_inside, used_names
 from svexport.graph.types import infer_types
-from svexport.graph.walk import STANDARD, graphs_of
+from svexport.graph.walk import STANDARD, graphs_of, refill
 from svexport.logging import logger
 from svexport.symbolic._builder import Value
 
@@ -155,13 +155,11 @@ def _run(model: onnx.ModelProto) -> Sequence[np.ndarray]:
 def _replace(graph: onnx.GraphProto, gone: set[str], values: Mapping[str, np.ndarray]) -> None:
     before = used_names(graph)
     nodes = [node for node in graph.node if gone.isdisjoint(node.output)]
-    del graph.node[:]
-    graph.node.extend(nodes)
+    refill(graph.node, nodes)
     used = used_names(graph)
     graph.initializer.extend(
         numpy_helper.from_array(np.ascontiguousarray(v).reshape(v.shape), n) for n, v in values.items() if n in used
     )
     infos = [info for info in graph.value_info if info.name not in gone]
-    del graph.value_info[:]
-    graph.value_info.extend(infos)
+    refill(graph.value_info, infos)
     drop_unused(graph, before)

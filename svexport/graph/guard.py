@@ -56,10 +56,10 @@ def add_guard(builder: Builder, inputs: Sequence[Value], outputs: Sequence[str],
             live.append(node)
     del builder.nodes[:]
     if builder.opset >= _FIRST_SEQUENCES:
-        shape = builder.op("Shape", inputs[0], dtype=TensorProto.INT64)
-        one = builder.op("SequenceLength", builder.op("SequenceConstruct", shape), dtype=TensorProto.INT64, shape=())
+        shape = builder.op("Shape", inputs[0])
+        one = builder.op("SequenceLength", builder.op("SequenceConstruct", shape), shape=())
     else:
-        chosen = builder.op("Compress", builder.ints(1), builder.constant([True]), dtype=TensorProto.INT64)
+        chosen = builder.op("Compress", builder.ints(1), builder.constant([True]))
         one = builder.op("Reshape", chosen, builder.ints(), shape=())
     guard = next(node for node in builder.nodes if node.op_type in _GUARDS)
     guard.name = f"TensorRT needs the plugin {node_type}"
@@ -75,7 +75,7 @@ def add_guard(builder: Builder, inputs: Sequence[Value], outputs: Sequence[str],
                     return
     # A body without a number gets its smallest input reshaped to its own shape times 1.
     for smallest in sorted((value for value in inputs if value.name in used), key=lambda value: value.rank)[:1]:
-        shape = builder.op("Mul", builder.op("Shape", smallest, dtype=TensorProto.INT64), one)
+        shape = builder.op("Mul", builder.op("Shape", smallest), one)
         reshaped = builder.op("Reshape", smallest, shape)
         for node in body:
             node.input[:] = [reshaped.name if name == smallest.name else name for name in node.input]

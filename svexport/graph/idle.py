@@ -10,7 +10,7 @@ import onnx
 from onnx import TensorProto
 
 from svexport.graph.scope import Scope, byte_size, is_standard, readers_of, scopes, used_inside, used_names
-from svexport.graph.walk import STANDARD, attributes_of
+from svexport.graph.walk import STANDARD, attributes_of, refill
 
 __all__ = ["remove_idle"]
 
@@ -242,8 +242,7 @@ def _skip_idle(scope: Scope) -> bool:
         gone.append(node)
     if gone:
         kept = [node for node in graph.node if not any(node is other for other in gone)]
-        del graph.node[:]
-        graph.node.extend(kept)
+        refill(graph.node, kept)
         scope.drop_unused(used)
     return bool(gone)
 

@@ -11,9 +11,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from svexport.errors import UnsupportedError
-from svexport.graph.scope import constant_value, is_standard
-from svexport.graph.substitute import give_outputs, substitute
-from svexport.graph.walk import attributes_of, graphs, opset_of
+from svexport.graph.scope import constant_value
+from svexport.graph.substitute import rewrite
+from svexport.graph.walk import attributes_of, graphs
 from svexport.symbolic._builder import Builder, Value
 
 __all__ = ["in_float64"]
@@ -46,17 +46,12 @@ def in_float64(model: onnx.ModelProto) -> onnx.ModelProto:
     known: dict[str, np.ndarray] = {}
     for graph in graphs(precise.graph):
         _convert(graph, known)
-    opset = opset_of(model)
 
-    def build(node: onnx.NodeProto, prefix: str) -> Builder | None:
-        form = _FORMS.get(node.op_type) if is_standard(node, node.op_type) else None
-        if form is None:
-            return None
-        b = Builder(opset, f"{prefix}in_float64_")
-        give_outputs(b, [form(b, node, known)], node)
-        return b
+    def write(b: Builder, node: onnx.NodeProto) -> Value | None:
+        form = _FORMS.get(node.op_type)
+        return form and form(b, node, known)
 
-    substitute(precise, build)
+    rewrite(precise, "in_float64", write)
     return precise
 
 
@@ -112,7 +107,8 @@ def _convolution(b: Builder, node: onnx.NodeProto, known: Mapping[str, np.ndarra
         raise UnsupportedError("a convolution by weights that are computed, or padded by name, has no form in float64")
     kernel, groups = weight.shape[2:], given.get("group", 1)
     rank = len(kernel)
-    pads, strides, dilations = (given.get(n, [d] * k) for n, d, k in _window(rank))
+    pads = given.get("pads", [0] * 2 * rank)
+    strides, dilations = (given.get(name, [1] * rank) for name in ("strides", "dilations"))
     if tuple(given.get("kernel_shape", kernel)) != kernel or min(pads) < 0:
         raise UnsupportedError("a convolution whose attributes do not fit its weights has no form in float64")
     x = _input(node)
@@ -131,10 +127,6 @@ def _convolution(b: Builder, node: onnx.NodeProto, known: Mapping[str, np.ndarra
     if len(node.input) > 2 and node.input[2]:
         y = b.op("Add", y, _input(node, 2))
     return b.op("Transpose", y, perm=[0, rank + 1, *range(1, rank + 1)])
-
-
-def _window(rank: int) -> tuple[tuple[str, int, int], ...]:
-    return ("pads", 0, 2 * rank), ("strides", 1, rank), ("dilations", 1, rank)
 
 
 def _as_matrix(weight: np.ndarray, groups: int) -> np.ndarray:
@@ -160,7 +152,7 @@ def _erf(b: Builder, node: onnx.NodeProto, known: Mapping[str, np.ndarray]) -> V
 
 
 def _where_negative(b: Builder, x: Value, other: Value) -> Value:
-    return b.op("Where", b.op("Less", x, b.like(0.0, x), dtype=TensorProto.BOOL), other, x, dtype=_DOUBLE)
+    return b.op("Where", b.op("Less", x, b.like(0.0, x)), other, x)
 
 
 def _leaky_relu(b: Builder, node: onnx.NodeProto, known: Mapping[str, np.ndarray]) -> Value:

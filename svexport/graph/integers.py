@@ -10,16 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from svexport.errors import ExportError
-from svexport.graph.scope import byte_size, constant_value, drop_unused, is_standard, used_names
-from svexport.graph.substitute import give_outputs, substitute
-from svexport.graph.walk import attributes_of, graphs, opset_of
+from svexport.graph.scope import byte_size, constants_in, drop_unused, is_standard, used_names
+from svexport.graph.substitute import rewrite
+from svexport.graph.walk import attributes_of, graphs
 from svexport.symbolic._builder import Builder, Value
 
 __all__ = ["PLACES", "Known", "constants_of", "write_exactly"]
@@ -59,23 +58,18 @@ def write_exactly(model: onnx.ModelProto, infer: Callable[[], Mapping[str, Value
     nodes = [node for graph in graphs(model.graph) for node in graph.node]
     if not any(is_standard(node, node.op_type) and node.op_type in _FORMS for node in nodes):
         return
-    opset, types = opset_of(model), infer()
+    types = infer()
     found = Known(types, {name: node for node in nodes for name in node.output}, constants_of(model))
 
-    def build(node: onnx.NodeProto, prefix: str) -> Builder | None:
-        form = _FORMS.get(node.op_type) if is_standard(node, node.op_type) else None
+    def write(b: Builder, node: onnx.NodeProto) -> Value | None:
+        form = _FORMS.get(node.op_type)
         x = types.get(node.input[0]) if form else None
         if form is None or x is None or x.dtype not in (_INT32, _INT64) or x.shape is None:
             return None
-        builder = Builder(opset, f"{prefix}exactly_")
-        made = form(builder, node, found)
-        if made is None:
-            return None
-        give_outputs(builder, [made], node)
-        return builder
+        return form(b, node, found)
 
     before = [(graph, used_names(graph)) for graph in graphs(model.graph)]
-    substitute(model, build)
+    rewrite(model, "exactly", write)
     for graph, used in reversed(before):
         drop_unused(graph, used)
 
@@ -85,10 +79,7 @@ def constants_of(model: onnx.ModelProto) -> dict[str, TensorProto]:
     overridable = {value.name for value in model.graph.input}
     found: dict[str, TensorProto] = {}
     for graph in graphs(model.graph):
-        found |= {tensor.name: tensor for tensor in graph.initializer if tensor.name not in overridable}
-        for node in graph.node:
-            if is_standard(node, "Constant") and (tensor := constant_value(node)) is not None:
-                found[node.output[0]] = tensor
+        found |= {name: tensor for name, tensor in constants_in(graph).items() if name not in overridable}
     return found
 
 
@@ -209,8 +200,8 @@ def _sum(b: Builder, node: onnx.NodeProto, known: Known) -> Value | None:
     for place in range(places):
         digit = rest
         if place < places - 1:
-            quotient = b.op("Div", rest, b.like(base, rest), shape=x.shape)
-            digit = b.op("Sub", rest, b.op("Mul", quotient, b.like(base, rest)), shape=x.shape)
+            quotient = b.op("Div", rest, b.like(base, rest))
+            digit = b.op("Sub", rest, b.op("Mul", quotient, b.like(base, rest)))
             rest = quotient
         term = b.reduce_sum(digit, axes, keepdims)
         term = b.op("Mul", term, b.like(base**place, rest)) if place else term
@@ -245,7 +236,7 @@ def _product_along(b: Builder, x: Value, axis: int) -> Value:
     while size > 1:
         half = size // 2
         first, second = b.slice(x, axis, 0, half), b.slice(x, axis, half, 2 * half)
-        parts = [b.op("Mul", first, second, shape=first.shape)]
+        parts = [b.op("Mul", first, second)]
         parts += [b.slice(x, axis, 2 * half, size)] * (size % 2)
         size -= half
         x = b.op("Concat", *parts, axis=axis, shape=_with(x.shape, axis, size)) if len(parts) > 1 else parts[0]
@@ -256,8 +247,8 @@ def _scanned_product(b: Builder, x: Value, axis: int) -> Value:
     """The product along a dynamic axis by a Scan; it begins with a one, because ONNX Runtime cannot scan 0 elements."""
     assert x.dtype is not None
     assert x.shape is not None
-    zeros = b.reduce_sum(b.op("Sub", x, x, shape=x.shape), [axis], keepdims=True)
-    ones = b.op("Add", zeros, b.like(1, x), shape=zeros.shape)
+    zeros = b.reduce_sum(b.op("Sub", x, x), [axis], keepdims=True)
+    ones = b.op("Add", zeros, b.like(1, x))
     factors = b.op("Concat", ones, x, axis=axis)
     shape = [size for i, size in enumerate(x.shape) if i != axis]
     so_far, factor, product = (
@@ -279,7 +270,7 @@ def _extreme(b: Builder, node: onnx.NodeProto, known: Known) -> Value | None:
         raise ExportError(f"ONNX Runtime has no exact {node.op_type} of int64 below opset 11; export with opset=11")
     axes, keepdims = reduced
     for axis in axes:
-        place = b.op(f"Arg{node.op_type[-3:]}", x, axis=axis, keepdims=1, dtype=_INT64)
+        place = b.op(f"Arg{node.op_type[-3:]}", x, axis=axis, keepdims=1)
         x = b.op("GatherElements", x, place, axis=axis, shape=_with(x.shape or (), axis, 1))
     return x if keepdims else b.squeeze(x, *axes)
 
@@ -307,7 +298,7 @@ def _affine(b: Builder, node: onnx.NodeProto, known: Known) -> Value | None:
     return b.op("Add", result, *added) if added else result
 
 
-_FORMS: dict[str, Callable[[Builder, onnx.NodeProto, Known], Any]] = {
+_FORMS: dict[str, Callable[[Builder, onnx.NodeProto, Known], Value | None]] = {
     "Gemm": _affine,
     "Mod": _remainder,
     "ReduceMax": _extreme,

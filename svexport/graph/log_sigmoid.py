@@ -9,8 +9,8 @@ import onnx
 from onnx import TensorProto
 
 from svexport.graph.scope import drop_unused, is_standard
-from svexport.graph.substitute import give_outputs, substitute
-from svexport.graph.walk import graphs, opset_of
+from svexport.graph.substitute import rewrite
+from svexport.graph.walk import graphs
 from svexport.symbolic._builder import Builder, Value
 
 __all__ = ["write_log_sigmoids"]
@@ -30,18 +30,16 @@ def write_log_sigmoids(model: onnx.ModelProto, infer: Callable[[], Mapping[str, 
     given = {node.output[0]: node.input[0] for node in nodes if is_standard(node, "Sigmoid")}
     if not any(is_standard(node, "Log") and node.input[0] in given for node in nodes):
         return
-    opset, types = opset_of(model), infer()
+    types = infer()
 
-    def build(node: onnx.NodeProto, prefix: str) -> Builder | None:
+    def write(b: Builder, node: onnx.NodeProto) -> Value | None:
         x = types.get(given.get(node.input[0], "")) if is_standard(node, "Log") else None
         if x is None or x.dtype != TensorProto.FLOAT:
             return None
-        b = Builder(opset, f"{prefix}log_sigmoid_")
         result = b.op("Neg", b.op("Softplus", b.op("Neg", x)))
         below = b.op("Less", x, b.like(_ZERO_BELOW, x))
-        give_outputs(b, [b.op("Where", below, b.like(-math.inf, x), result)], node)
-        return b
+        return b.op("Where", below, b.like(-math.inf, x), result)
 
-    substitute(model, build)
+    rewrite(model, "log_sigmoid", write)
     for graph in graphs(model.graph):
         drop_unused(graph, set(given))

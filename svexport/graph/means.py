@@ -12,9 +12,9 @@ from onnx import TensorProto
 from svexport.graph.integers import Known, constants_of
 from svexport.graph.nothing import any_finds
 from svexport.graph.scope import is_standard
-from svexport.graph.substitute import give_outputs, substitute
+from svexport.graph.substitute import rewrite
 from svexport.graph.types import types_of
-from svexport.graph.walk import graphs, opset_of
+from svexport.graph.walk import graphs
 from svexport.symbolic._builder import Builder, Value
 
 __all__ = ["write_means"]
@@ -44,31 +44,26 @@ def write_means(model: onnx.ModelProto, infer: Callable[[], Mapping[str, Value]]
     if None in known:
         types = infer()
     found = Known(types, {}, constants_of(model))
-    opset = opset_of(model)
 
-    def build(node: onnx.NodeProto, prefix: str) -> Builder | None:
+    def write(b: Builder, node: onnx.NodeProto) -> Value | None:
         x = types.get(node.input[0]) if is_standard(node, "ReduceMean") else None
         if x is None or x.shape is None or x.dtype not in _FLOATS or (reduced := found.axes(node)) is None:
             return None
         axes, keepdims = reduced
         if not any(x.shape[axis] == 0 or (x.shape[axis] is None and varies) for axis in axes):
             return None
-        builder = Builder(opset, f"{prefix}mean_")
-        mean = builder.reduce("ReduceMean", x, axes, keepdims)
-        nothing = builder.op(
-            "Equal", _count(builder, x, axes), builder.constant(np.array(0, np.int64)), dtype=TensorProto.BOOL
-        )
-        give_outputs(builder, [builder.op("Where", nothing, builder.like(math.nan, x), mean)], node)
-        return builder
+        mean = b.reduce("ReduceMean", x, axes, keepdims)
+        nothing = b.op("Equal", _count(b, x, axes), b.constant(np.array(0, np.int64)))
+        return b.op("Where", nothing, b.like(math.nan, x), mean)
 
-    substitute(model, build)
+    rewrite(model, "mean", write)
 
 
 def _count(b: Builder, x: Value, axes: Sequence[int]) -> Value:
     """The number of elements in each mean, a scalar."""
     if len(axes) == len(x.shape or ()):
         return b.op("Size", x, dtype=TensorProto.INT64)
-    shape = b.op("Shape", x, dtype=TensorProto.INT64)
+    shape = b.op("Shape", x)
     places = b.constant(np.array(axes[0] if len(axes) == 1 else axes, np.int64))
     lengths = b.op("Gather", shape, places, axis=0)
     return lengths if len(axes) == 1 else b.op("ReduceProd", lengths, keepdims=0)

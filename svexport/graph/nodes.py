@@ -20,7 +20,6 @@ from svexport.symbolic._symbolic import COMPUTED, Symbolic
 
 __all__ = [
     "beyond_plugin",
-    "is_svexport",
     "rename",
     "separate_names",
     "set_attributes",
@@ -67,11 +66,6 @@ def separate_names(model: onnx.ModelProto) -> None:
         for output in graph.output:
             output.name = names.get(output.name, output.name)
         met |= own
-
-
-def is_svexport(node: onnx.NodeProto) -> bool:
-    """Whether a node is of an op of this svexport."""
-    return node.domain == DOMAIN and node.op_type in SYMBOLICS
 
 
 def svexport_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:

@@ -14,8 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 from svexport.graph.integers import Known, constants_of
 from svexport.graph.reshaped import Reshapes, one_or_none, reached
 from svexport.graph.scope import is_standard
-from svexport.graph.substitute import give_outputs, substitute
-from svexport.graph.walk import attributes_of, graphs, opset_of, remove_attribute
+from svexport.graph.substitute import Made, rewrite
+from svexport.graph.walk import attributes_of, graphs, remove_attribute
 from svexport.symbolic._builder import Builder, Value
 
 __all__ = ["any_finds", "take_zero_for_a_size", "write_for_nothing"]
@@ -62,7 +62,7 @@ def write_for_nothing(model: onnx.ModelProto, infer: Callable[[], Mapping[str, V
     if not any(is_standard(node, kind) for node in nodes for kind in _WRITTEN):
         return
     constants = constants_of(model)
-    opset, types = opset_of(model), infer()
+    types = infer()
     made_by = {name: node for node in nodes for name in node.output}
     nothing = reached(nodes, _FINDING)
     moved = any(is_standard(node, "Transpose") and attributes_of(node).get("perm", [1])[0] for node in nodes)
@@ -76,17 +76,13 @@ def write_for_nothing(model: onnx.ModelProto, infer: Callable[[], Mapping[str, V
     }
     made_anew: set[str] = set()
 
-    def build(node: onnx.NodeProto, prefix: str) -> Builder | None:
-        form = forms.get(node.op_type) if is_standard(node, node.op_type) else None
-        builder = Builder(opset, f"{prefix}nothing_")
-        made = form(builder, node, types) if form else None
-        if made is None:
-            return None
-        give_outputs(builder, made, node)
-        made_anew.update(node.output)
-        return builder
+    def write(b: Builder, node: onnx.NodeProto) -> Made:
+        form = forms.get(node.op_type)
+        made = form(b, node, types) if form else None
+        made_anew.update(node.output if made is not None else ())
+        return made
 
-    substitute(model, build)
+    rewrite(model, "nothing", write)
     for graph in graphs(model.graph):  # torch.export states a wrong rank of all that an LSTM returns
         for info in [info for info in graph.value_info if info.name in made_anew]:
             graph.value_info.remove(info)

@@ -13,13 +13,14 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from svexport.graph.permutation import Perm
-from svexport.graph.walk import STANDARD, graphs, graphs_of, opset_of
+from svexport.graph.walk import STANDARD, graphs, graphs_of, opset_of, refill
 
 __all__ = [
     "Scope",
     "byte_size",
     "constant_value",
     "constants_as_tensors",
+    "constants_in",
     "drop_unused",
     "is_standard",
     "light_copy",
@@ -134,12 +135,8 @@ def scopes(model: onnx.ModelProto) -> Iterator[Scope]:
 def _inner_scopes(scope: Scope, inferred: onnx.GraphProto) -> Iterator[Scope]:
     for value in (*inferred.input, *inferred.value_info, *inferred.output):
         scope.infos[value.name] = value.type.tensor_type
-    tensors = [(t.name, t) for t in scope.graph.initializer]
-    for node in scope.graph.node:
-        if is_standard(node, "Constant") and (tensor := constant_value(node)) is not None:
-            tensors.append((node.output[0], tensor))
     overridable = {value.name for value in scope.graph.input}
-    for name, tensor in tensors:
+    for name, tensor in constants_in(scope.graph).items():
         scope.infos[name] = helper.make_tensor_type_proto(tensor.data_type, tensor.dims).tensor_type
         if name not in overridable and _is_plain(tensor):
             scope.constants[name] = tensor
@@ -161,6 +158,15 @@ def constant_value(node: onnx.NodeProto) -> TensorProto | None:
         if attribute.name in types:
             return numpy_helper.from_array(np.array(helper.get_attribute_value(attribute), types[attribute.name]))
     return None
+
+
+def constants_in(graph: onnx.GraphProto) -> dict[str, TensorProto]:
+    """The initializers of one graph, and the values of its ``Constant`` nodes, by name."""
+    found = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        if is_standard(node, "Constant") and (tensor := constant_value(node)) is not None:
+            found[node.output[0]] = tensor
+    return found
 
 
 def constants_as_tensors(model: onnx.ModelProto) -> None:
@@ -215,8 +221,7 @@ def drop_unused(graph: onnx.GraphProto, before: set[str]) -> None:
     infos = [info for info in graph.value_info if info.name in names]
     for items, kept in ((graph.node, nodes[::-1]), (graph.initializer, tensors), (graph.value_info, infos)):
         if len(kept) < len(items):
-            del items[:]
-            items.extend(kept)
+            refill(items, kept)
 
 
 def byte_size(tensor: TensorProto) -> int:

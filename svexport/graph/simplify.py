@@ -12,7 +12,7 @@ from svexport.graph.merge import merge_weights
 from svexport.graph.scope import constants_as_tensors, light_copy
 from svexport.graph.space_to_depth import fuse_space_to_depth
 from svexport.graph.transposes import remove_transposes
-from svexport.graph.walk import graphs
+from svexport.graph.walk import graphs, refill
 from svexport.logging import logger, quiet
 
 __all__ = ["simplify"]
@@ -87,11 +87,9 @@ def _remove_remarks(model: onnx.ModelProto) -> None:
         for item in (*graph.node, *graph.value_info, *graph.initializer, *graph.input, *graph.output):
             kept = [entry for entry in item.metadata_props if not entry.key.startswith("pkg.onnxscript.")]
             if len(kept) < len(item.metadata_props):
-                del item.metadata_props[:]
-                item.metadata_props.extend(kept)
+                refill(item.metadata_props, kept)
         half = ("tensor_type", False)
         typed = [
             v for v in graph.value_info if (v.type.WhichOneof("value"), v.type.tensor_type.HasField("shape")) != half
         ]
-        del graph.value_info[:]
-        graph.value_info.extend(typed)
+        refill(graph.value_info, typed)

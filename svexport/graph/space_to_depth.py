@@ -12,6 +12,7 @@ from onnx import helper, numpy_helper
 from svexport.graph.nodes import set_attributes
 from svexport.graph.permutation import Perm, identity
 from svexport.graph.scope import Scope, drop_unused, is_standard, scopes, used_names
+from svexport.graph.walk import refill
 from svexport.ops._op import DOMAIN
 from svexport.ops.space_to_depth import OP
 from svexport.symbolic._builder import Builder, Dim, Value
@@ -48,8 +49,7 @@ def fuse_space_to_depth(model: onnx.ModelProto, *, node: bool = False) -> int:
             nodes: list[onnx.NodeProto] = []
             for i, concat in enumerate(list(graph.node)):
                 nodes += _nodes(concat.output[0], found[i], scope, node) if i in found else [concat]
-            del graph.node[:]
-            graph.node.extend(nodes)
+            refill(graph.node, nodes)
             drop_unused(graph, used.union(*(new.output for new in nodes)))
         count += len(found)
     if count and node and all(entry.domain != DOMAIN for entry in model.opset_import):

@@ -3,15 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import onnx
 from onnx import helper
 
-from svexport.graph.walk import graphs
+from svexport.graph.scope import is_standard
+from svexport.graph.walk import graphs, opset_of, refill
 from svexport.symbolic._builder import Builder, Value
 
-__all__ = ["give_outputs", "substitute"]
+__all__ = ["Made", "give_outputs", "rewrite", "substitute"]
+
+Made: TypeAlias = "Value | Sequence[Value] | None"
+"""What a form makes in place of the outputs of a node; None leaves the node."""
+
+
+def rewrite(model: onnx.ModelProto, stem: str, form: Callable[[Builder, onnx.NodeProto], Made]) -> None:
+    """:func:`substitute` of nodes of ONNX's own domain by a form that writes them with a builder of the model's opset.
+
+    Args:
+        stem: begins the names of new values, behind that of the node.
+    """
+    opset = opset_of(model)
+
+    def build(node: onnx.NodeProto, prefix: str) -> Builder | None:
+        builder = Builder(opset, f"{prefix}{stem}_")
+        made = form(builder, node) if is_standard(node, node.op_type) else None
+        if made is None:
+            return None
+        give_outputs(builder, [made] if isinstance(made, Value) else made, node)
+        return builder
+
+    substitute(model, build)
 
 
 def substitute(model: onnx.ModelProto, build: Callable[[onnx.NodeProto, str], Builder | None]) -> None:
@@ -51,8 +74,7 @@ def substitute(model: onnx.ModelProto, build: Callable[[onnx.NodeProto, str], Bu
                 inner.metadata_props.extend(node.metadata_props)
                 result.append(inner)
         if changed:
-            del graph.node[:]
-            graph.node.extend(result)
+            refill(graph.node, result)
 
 
 def give_outputs(builder: Builder, outputs: Sequence[Value], node: onnx.NodeProto) -> None:

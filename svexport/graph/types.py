@@ -11,6 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from svexport.errors import UnsupportedError
+from svexport.graph.scope import constants_in
 from svexport.graph.walk import graphs, opset_of
 from svexport.logging import logger
 from svexport.symbolic._builder import Value
@@ -30,12 +31,8 @@ def types_of(model: onnx.ModelProto) -> dict[str, Value]:
             if tensor.HasField("shape"):
                 shape = tuple(d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim)
             types[info.name] = Value(info.name, tensor.elem_type, shape)
-        for tensor in graph.initializer:
-            types[tensor.name] = Value(tensor.name, tensor.data_type, tuple(tensor.dims))
-        for node in graph.node:
-            if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
-                tensor = node.attribute[0].t
-                types[node.output[0]] = Value(node.output[0], tensor.data_type, tuple(tensor.dims))
+        for name, constant in constants_in(graph).items():
+            types[name] = Value(name, constant.data_type, tuple(constant.dims))
     return types
 
 

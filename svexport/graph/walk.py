@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import onnx
@@ -10,7 +10,7 @@ from onnx import AttributeProto, helper
 
 from svexport.errors import UnsupportedError
 
-__all__ = ["STANDARD", "attributes_of", "graphs", "graphs_of", "opset_of", "remove_attribute"]
+__all__ = ["STANDARD", "attributes_of", "graphs", "graphs_of", "opset_of", "refill", "remove_attribute"]
 
 STANDARD = "", "ai.onnx"
 """The names of the default domain."""
@@ -53,3 +53,10 @@ def remove_attribute(node: onnx.NodeProto, name: str) -> None:
     """Removes an attribute if the node has it, so that its default applies."""
     for attribute in [a for a in node.attribute if a.name == name]:
         node.attribute.remove(attribute)
+
+
+def refill(field: Any, items: Iterable[Any]) -> None:
+    """Replaces all items of a repeated field, such as ``graph.node``, by others, which may be some of its own."""
+    kept = list(items)
+    del field[:]
+    field.extend(kept)

@@ -7,7 +7,7 @@ from onnx import AttributeProto, TensorProto, numpy_helper
 
 from svexport.errors import UnsupportedError
 from svexport.graph.nodes import svexport_nodes, symbolic_of, weight_attributes
-from svexport.graph.scope import drop_unused
+from svexport.graph.scope import constants_in, drop_unused
 from svexport.graph.walk import attributes_of, graphs
 
 __all__ = ["hold_weights"]
@@ -22,12 +22,9 @@ def hold_weights(model: onnx.ModelProto) -> None:
     constants: dict[str, TensorProto] = {}
     copies: dict[str, str] = {}
     for graph in graphs(model.graph):
-        constants |= {tensor.name: tensor for tensor in graph.initializer}
-        for node in graph.node:
-            if node.op_type == "Constant" and node.attribute[0].name == "value":
-                constants[node.output[0]] = node.attribute[0].t
-            elif node.op_type == "Identity":  # the exporter uses it to give one tensor several names
-                copies[node.output[0]] = node.input[0]
+        constants |= constants_in(graph)
+        # The exporter uses Identity to give one tensor several names.
+        copies |= {node.output[0]: node.input[0] for node in graph.node if node.op_type == "Identity"}
     for node in svexport_nodes(model):
         attributes = attributes_of(node)
         names = weight_attributes(symbolic_of(node).op, attributes)

@@ -8,12 +8,13 @@ itself and writes out the backward.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from svexport.ops._op import _vjp, aliases
+from svexport.ops._op import gradients_again
 from svexport.ops.ms_deform_attn import OP
 
 __all__ = ["Shape", "attend", "projected", "sampled", "sampled_backward"]
@@ -148,7 +149,7 @@ class _Projected(torch.autograd.Function):
         *tensors, value, locations, attention, mixed = ctx.saved_tensors
         needs = ctx.needs_input_grad[1:]
         if torch.is_grad_enabled():  # create_graph=True
-            return None, *_composed(ctx.shape, tensors, grad, needs)
+            return None, *gradients_again(partial(_composed, ctx.shape), tensors, [grad], needs)
         query, source, centre, scale, shapes, starts, *weights = tensors
         w_offsets, _, w_attention, _, w_output, _, *of_value = weights
         rows, g = query.reshape(-1, query.shape[-1]), grad.reshape(-1, grad.shape[-1])
@@ -169,14 +170,5 @@ class _Projected(torch.autograd.Function):
         return None, g_query, g_value, g_centre, None, None, None, *into
 
 
-def _composed(shape: Shape, tensors: Sequence[Tensor], grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
-    """Gradients that can be differentiated again (``create_graph=True``)."""
-    seen: list[Any] = aliases(tensors)
-    wanted = [t for t, need in zip(seen, needs, strict=True) if need]
-
-    def function(*args: Any) -> Tensor:
-        return _forward(shape, *args[:6], args[6:])[0]  # type: ignore[call-arg, arg-type]
-
-    with torch.enable_grad():
-        found = iter(_vjp(function, seen, [grad], wanted, create_graph=True))
-    return [next(found) if need else None for need in needs]
+def _composed(shape: Shape, *args: Any) -> Tensor:
+    return _forward(shape, *args[:6], args[6:])[0]  # type: ignore[call-arg, arg-type]

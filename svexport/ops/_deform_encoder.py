@@ -16,7 +16,7 @@ from torch import Tensor
 
 from svexport.ops._deform_attn_gradients import Shape, attend, sampled, sampled_backward
 from svexport.ops._gradients import Linears, Norm, keeps_graph, relu_backward
-from svexport.ops._op import _vjp, aliases
+from svexport.ops._op import gradients_again
 from svexport.ops.add_bias_residual_layer_norm import OP as ADD_NORM
 
 __all__ = ["MODULES", "encoded"]
@@ -199,8 +199,6 @@ class _Encoded(torch.autograd.Function):
 
 def _composed(encoder: Encoder, tensors: Sequence[Tensor], grad: Tensor, needs: Sequence[bool]) -> list[Tensor | None]:
     """Gradients that can be differentiated again, from the composition of torch ops."""
-    seen: list[Any] = aliases(tensors)
-    wanted = [t for t, need in zip(seen, needs, strict=True) if need]
 
     def function(source: Tensor, *rest: Any) -> Tensor:
         given, weights = Given(*rest[: len(Given._fields)]), rest[len(Given._fields) :]
@@ -208,9 +206,7 @@ def _composed(encoder: Encoder, tensors: Sequence[Tensor], grad: Tensor, needs: 
             source = _definition(encoder.shape, eps, p, source, given)
         return source
 
-    with torch.enable_grad():
-        found = iter(_vjp(function, seen, [grad], wanted, create_graph=True))
-    return [next(found) if need else None for need in needs]
+    return gradients_again(function, tensors, [grad], needs)
 
 
 def _definition(shape: Shape, eps: tuple[float, float], p: dict[str, Tensor], source: Tensor, given: Given) -> Tensor:

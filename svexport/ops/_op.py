@@ -343,6 +343,17 @@ def aliases(tensors: Iterable[Tensor | None]) -> list[Tensor | None]:
     return [t.view_as(t) if t is not None and t.requires_grad else t for t in tensors]
 
 
+def gradients_again(
+    function: Callable[..., Any], tensors: Iterable[Tensor | None], grads: Sequence[Tensor], needs: Sequence[bool]
+) -> list[Tensor | None]:
+    """Gradients of ``function(*tensors)`` that can be differentiated again (``create_graph=True``), where needed."""
+    with torch.enable_grad():
+        seen: list[Any] = aliases(tensors)
+        wanted = [t for t, need in zip(seen, needs, strict=True) if need]
+        found = iter(_vjp(function, seen, grads, wanted, create_graph=True))
+    return [next(found) if need else None for need in needs]
+
+
 def _vjp(
     function: Callable[..., Any],
     args: Sequence[Any],

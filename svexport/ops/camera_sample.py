@@ -14,7 +14,7 @@ from svexport.ops._bilinear import corners
 from svexport.ops._kept import zeros
 from svexport.ops._module import DropIn
 from svexport.ops._op import Op
-from svexport.ops.dequantize import dequantize
+from svexport.ops.dequantize import result_dtype, values_of
 
 __all__ = ["ACTIVATIONS", "OUTSIDE", "CameraSample", "Detr3DCrossAtten", "camera_sample"]
 
@@ -59,16 +59,8 @@ def _project(
     return torch.where(seen, u, OUTSIDE), torch.where(seen, v, OUTSIDE)
 
 
-def _result(features: Sequence[Tensor], weights: Tensor) -> torch.dtype:
-    """The dtype of the output: that of the features, or that of the weights if the features are int8."""
-    return features[0].dtype if features[0].is_floating_point() else weights.dtype
-
-
 def _levels(features: Sequence[Tensor], scales: Sequence[float], dtype: torch.dtype) -> list[Tensor]:
-    return [
-        f.to(dtype) if f.is_floating_point() else dequantize(f, scale, dtype)
-        for f, scale in zip(features, scales, strict=True)
-    ]
+    return [values_of(f, scale, dtype) for f, scale in zip(features, scales, strict=True)]
 
 
 def _activate(weights: Tensor, activation: int, dtype: torch.dtype) -> Tensor:
@@ -95,7 +87,7 @@ def reference(
     batch, queries, cams, points, _, groups = weights.shape
     u, v = _project(reference_points, lidar2img, offsets, points, image_size, pc_range, depth_eps, in_image, uv_clamp)
     channels = features[0].shape[2]
-    dtype = _result(features, weights)
+    dtype = result_dtype(features[0], weights)
     precise = torch.promote_types(dtype, u.dtype)
     weights = _activate(weights, activation, precise).transpose(2, 3)  # (B, Q, points, cams, L, G)
     image = torch.arange(batch * cams, device=u.device).view(batch, 1, 1, cams)
@@ -133,7 +125,7 @@ def implementation(
     batch, queries, cams, points, _, groups = weights.shape
     uv = _project(reference_points, lidar2img, offsets, points, image_size, pc_range, depth_eps, in_image, uv_clamp)
     channels = features[0].shape[2]
-    dtype = _result(features, weights)
+    dtype = result_dtype(features[0], weights)
     precise = torch.promote_types(dtype, uv[0].dtype)
     grid = (2 * torch.stack(uv, dim=-1) - 1).to(precise)  # (B, Q, points, cams, 2)
     grid = grid.permute(0, 3, 1, 2, 4).reshape(batch * cams, queries, points, 2)
@@ -151,7 +143,7 @@ def fake(
     features: Sequence[Tensor], reference_points: Tensor, lidar2img: Tensor, weights: Tensor, *_: object
 ) -> Tensor:
     sizes = *reference_points.shape[:2], features[0].shape[2]
-    return features[0].new_empty(*sizes, dtype=_result(features, weights))
+    return features[0].new_empty(*sizes, dtype=result_dtype(features[0], weights))
 
 
 def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:

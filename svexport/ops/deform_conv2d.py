@@ -14,7 +14,7 @@ from torch.nn.modules.utils import _pair
 from svexport.ops._bilinear import corners
 from svexport.ops._module import DropIn
 from svexport.ops._op import Op
-from svexport.ops.dequantize import dequantize
+from svexport.ops.dequantize import result_dtype, values_of
 
 __all__ = ["DeformConv2d", "ModulatedDeformConv2dPack", "deform_conv2d"]
 
@@ -38,15 +38,9 @@ def _taps(
     return y, x
 
 
-def _result(input: Tensor, weight: Tensor) -> torch.dtype:
-    """The dtype of the output: that of the input, or that of the weight if the input is int8."""
-    return input.dtype if input.is_floating_point() else weight.dtype
-
-
 def _values(input: Tensor, scale: float, weight: Tensor, dtype: torch.dtype) -> Tensor:
     """The input, dequantized if it is int8, in ``dtype`` at least."""
-    precise = torch.promote_types(_result(input, weight), dtype)
-    return input.to(precise) if input.is_floating_point() else dequantize(input, scale, precise)
+    return values_of(input, scale, torch.promote_types(result_dtype(input, weight), dtype))
 
 
 def _convolve(columns: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor | None, groups: int) -> Tensor:
@@ -85,7 +79,7 @@ def reference(
     columns = torch.stack(
         [corner(j * width + i, v * w) for j, v in corners(y, height) for i, w in corners(x, width)]
     ).sum(0)
-    return _convolve(columns.unflatten(3, y.shape[2:]), weight, bias, mask, groups).to(_result(input, weight))
+    return _convolve(columns.unflatten(3, y.shape[2:]), weight, bias, mask, groups).to(result_dtype(input, weight))
 
 
 def implementation(
@@ -116,11 +110,11 @@ def implementation(
         align_corners=False,
     )
     columns = columns.reshape(n, offset_groups, channels // offset_groups, *y.shape[2:])
-    return _convolve(columns, weight, bias, mask, groups).to(_result(input, weight))
+    return _convolve(columns, weight, bias, mask, groups).to(result_dtype(input, weight))
 
 
 def fake(input: Tensor, offset: Tensor, weight: Tensor, *_: object) -> Tensor:
-    return input.new_empty(input.shape[0], weight.shape[0], *offset.shape[2:], dtype=_result(input, weight))
+    return input.new_empty(input.shape[0], weight.shape[0], *offset.shape[2:], dtype=result_dtype(input, weight))
 
 
 def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:

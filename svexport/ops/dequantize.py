@@ -23,6 +23,16 @@ def reference(q: Tensor, scale: float, scales: Tensor | None, axis: int, dtype: 
     return (q.to(precise) * step_like(q, scale, scales, axis, precise)).to(result)
 
 
+def values_of(x: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+    """Numbers in ``dtype``, dequantized if they are int8."""
+    return x.to(dtype) if x.is_floating_point() else dequantize(x, scale, dtype)
+
+
+def result_dtype(x: Tensor, other: Tensor) -> torch.dtype:
+    """The dtype of what is computed of both: that of ``x``, or that of ``other`` if ``x`` is int8."""
+    return x.dtype if x.is_floating_point() else other.dtype
+
+
 def fake(q: Tensor, scale: float, scales: Tensor | None, axis: int, dtype: int) -> Tensor:
     return torch.empty_like(q, dtype=DTYPES[dtype])
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from svexport.ops._op import Op
-from svexport.ops.dequantize import dequantize
+from svexport.ops.dequantize import result_dtype, values_of
 
 __all__ = ["GridSample", "grid_sample"]
 
@@ -26,27 +26,18 @@ _PADDINGS = {"zeros": ZEROS, "border": BORDER, "reflection": REFLECTION}
 _Tap = tuple[Tensor, "Tensor | None", "Tensor | None"]
 
 
-def _result(input: Tensor, grid: Tensor) -> torch.dtype:
-    """The dtype of the output: that of the image, or that of the grid if the image is int8."""
-    return input.dtype if input.is_floating_point() else grid.dtype
-
-
-def _values(input: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
-    return input.to(dtype) if input.is_floating_point() else dequantize(input, scale, dtype)
-
-
 def reference(
     input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool, scale: float
 ) -> Tensor:
     sizes = input.shape[2:]
-    dtype = _result(input, grid)
+    dtype = result_dtype(input, grid)
     precise = torch.promote_types(dtype, torch.float32)
     x_first = grid.to(torch.promote_types(grid.dtype, torch.float32)).unbind(-1)  # (N, *out) each
     axes = [  # of the image, in its order
         _taps(x, size, interpolation_mode, padding_mode, align_corners, len(sizes))
         for x, size in zip(reversed(x_first), sizes)
     ]
-    pixels = _values(input, scale, precise).flatten(2)  # (N, C, pixels)
+    pixels = values_of(input, scale, precise).flatten(2)  # (N, C, pixels)
     strides = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
     output = pixels.new_zeros(())
     for taps in itertools.product(*axes):
@@ -124,15 +115,15 @@ def implementation(
     input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool, scale: float
 ) -> Tensor:
     # Compute half in float32: ATen's CPU kernels would round coordinates to half, 3 pixels off in an image 3000 wide.
-    dtype = _result(input, grid)
+    dtype = result_dtype(input, grid)
     precise = torch.promote_types(dtype, torch.float32)
-    values = _values(input, scale, precise)
+    values = values_of(input, scale, precise)
     output = torch.grid_sampler(values, grid.to(precise), interpolation_mode, padding_mode, align_corners)
     return output.to(dtype)
 
 
 def fake(input: Tensor, grid: Tensor, *_: object) -> Tensor:
-    return input.new_empty((*input.shape[:2], *grid.shape[1:-1]), dtype=_result(input, grid))
+    return input.new_empty((*input.shape[:2], *grid.shape[1:-1]), dtype=result_dtype(input, grid))
 
 
 def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:

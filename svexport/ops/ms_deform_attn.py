@@ -13,14 +13,9 @@ from torch import Tensor, nn
 from svexport.ops._bilinear import corners
 from svexport.ops._module import DropIn
 from svexport.ops._op import Op
-from svexport.ops.dequantize import dequantize
+from svexport.ops.dequantize import result_dtype, values_of
 
 __all__ = ["MultiScaleDeformableAttention", "MultiScaleDeformableSampling", "ms_deform_attn"]
-
-
-def _result(value: Tensor, attention_weights: Tensor) -> torch.dtype:
-    """The dtype of the output: that of the value, or that of the weights if the value is int8."""
-    return value.dtype if value.is_floating_point() else attention_weights.dtype
 
 
 def _attend(
@@ -35,9 +30,9 @@ def _attend(
     """The op on tensors. Level sizes enter only tensor arithmetic, because they may be data of the graph."""
     n, s, m, d = value.shape
     queries = sampling_locations.shape[1]
-    dtype = _result(value, attention_weights)
+    dtype = result_dtype(value, attention_weights)
     precise = torch.promote_types(torch.promote_types(dtype, sampling_locations.dtype), torch.float32)
-    value = value.to(precise) if value.is_floating_point() else dequantize(value, scale, precise)
+    value = values_of(value, scale, precise)
     height, width = spatial_shapes[:, :, None].long().unbind(1)  # (L, 1) each
     x, y = sampling_locations.to(precise).unbind(-1)  # (N, Lq, M, L, P) each
     columns = corners(x * width - 0.5, width)
@@ -99,7 +94,7 @@ def fake(
     value: Tensor, _shapes: Tensor, _starts: Tensor, sampling_locations: Tensor, attention_weights: Tensor, _: float
 ) -> Tensor:
     sizes = value.shape[0], sampling_locations.shape[1], value.shape[2] * value.shape[3]
-    return value.new_empty(*sizes, dtype=_result(value, attention_weights))
+    return value.new_empty(*sizes, dtype=result_dtype(value, attention_weights))
 
 
 def samples(make: Callable[..., Tensor]) -> Iterator[tuple[Any, ...]]:

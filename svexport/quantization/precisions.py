@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -16,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from svexport import html
 from svexport.errors import SvexportError
 from svexport.progress import phase
-from svexport.text import plain
+from svexport.text import Report, table
 from svexport.tracing.arguments import bind, called, eval_mode
 
 __all__ = ["LayerSignal", "Precisions", "precisions"]
@@ -39,7 +38,7 @@ class LayerSignal:
 
 
 @dataclass(frozen=True, repr=False)
-class Precisions:
+class Precisions(Report):
     """Result of :func:`svexport.precisions`; ``print`` shows it as a table, a notebook with a picture.
 
     Attributes:
@@ -63,31 +62,15 @@ class Precisions:
     def __repr__(self) -> str:
         return f"Precisions({self.model}: {self._verdict()})"
 
-    def __str__(self) -> str:
-        return plain(self.tables())
-
     def tables(self) -> list[Any]:
         """The result as rich renderables: a line and a table."""
-        from rich import box
-        from rich.table import Table
         from rich.text import Text
 
         header, *rows = self._rows()
-        table = Table(*header, box=box.SIMPLE_HEAD)
-        for row in rows:
-            table.add_row(*map(Text, row))
-        return [Text(f"{self.model}: {self._verdict()}", "bold"), table]
+        return [Text(f"{self.model}: {self._verdict()}", "bold"), table(header, rows)]
 
-    def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Writes the result as one page with an embedded picture.
-
-        Raises:
-            SvexportError: if it cannot be written.
-        """
-        html.write(path, html.page(f"{self.model} in {', '.join(self.names)}", *self.html_body()))
-
-    def _repr_html_(self) -> str:
-        return html.fragment(*self.html_body(html.image))
+    def _title(self) -> str:
+        return f"{self.model} in {', '.join(self.names)}"
 
     def html_body(self, picture: Callable[..., str] = html.picture) -> list[str]:
         """The result as pieces of a page; ``picture`` draws the figures."""

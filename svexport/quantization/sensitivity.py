@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,13 +16,14 @@ from svexport import html
 from svexport.errors import SvexportError
 from svexport.progress import phase
 from svexport.quantization.layers import QuantizedLayer, quantized_layers
-from svexport.text import plain
+from svexport.text import Report, table
 from svexport.tracing.arguments import bind, called, eval_mode
 
 __all__ = ["LayerSensitivity", "Sensitivity", "sensitivity"]
 
 _DRAWN = 40
 """Layers in a picture."""
+_HEADER = ("layer", "it alone", "all below it")
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class LayerSensitivity:
 
 
 @dataclass(frozen=True, repr=False)
-class Sensitivity:
+class Sensitivity(Report):
     """Result of :func:`svexport.sensitivity`; ``print`` shows it as a table, a notebook with a picture.
 
     Attributes:
@@ -84,44 +84,31 @@ class Sensitivity:
         first = f", {self.layers[0].name} first" if self.layers else ""
         return f"Sensitivity({self.model}: {self.unit} {self.loss:.3g}{first})"
 
-    def __str__(self) -> str:
-        return plain(self.tables())
-
-    def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Writes the ranking as one page with an embedded picture.
-
-        Raises:
-            SvexportError: if it cannot be written.
-        """
-        html.write(path, html.page(f"{self.model}: what int8 costs", *self.html_body()))
-
-    def _repr_html_(self) -> str:
-        return html.fragment(*self.html_body(html.image))
+    def _title(self) -> str:
+        return f"{self.model}: what int8 costs"
 
     def html_body(self, picture: Callable[..., str] = html.picture) -> list[str]:
         """The ranking as pieces of a page: picture and table; ``picture`` draws the first of many layers."""
         shown = self.layers[:_DRAWN]
         columns = [one.name for one in shown], [one.loss for one in shown], [one.rest for one in shown]
-        rows = [(one.name, f"{one.loss:.3g}", f"{one.rest:.3g}") for one in self.layers]
         return [
             html.note(f"{self.model}: {self.unit} {self.loss:.3g} with all layers quantized"),
             html.section(
                 "Layers by what is lost",
                 picture("what is lost by layer", html.ranking_figure, *columns, self.loss),
-                html.table(("layer", "it alone", "all below it"), rows),
+                html.table(_HEADER, self._rows()),
             ),
         ]
 
     def tables(self) -> list[Any]:
         """The ranking as rich renderables."""
-        from rich import box
-        from rich.table import Table
         from rich.text import Text
 
-        table = Table("layer", "it alone", "all below it", box=box.SIMPLE_HEAD)
-        for one in self.layers:
-            table.add_row(Text(one.name), f"{one.loss:.3g}", f"{one.rest:.3g}")
-        return [Text(f"{self.model}: {self.unit} {self.loss:.3g} with all layers quantized", "bold"), table]
+        said = f"{self.model}: {self.unit} {self.loss:.3g} with all layers quantized"
+        return [Text(said, "bold"), table(_HEADER, self._rows())]
+
+    def _rows(self) -> list[tuple[str, str, str]]:
+        return [(one.name, f"{one.loss:.3g}", f"{one.rest:.3g}") for one in self.layers]
 
 
 def sensitivity(

@@ -20,6 +20,7 @@ from svexport.errors import SvexportError
 from svexport.graph.reading import read_model
 from svexport.graph.saving import write as write_model
 from svexport.graph.scope import Scope, is_standard, scopes
+from svexport.graph.walk import refill
 from svexport.quantization.layers import HIGH
 
 __all__ = ["CalibrationTable"]
@@ -170,8 +171,7 @@ class CalibrationTable:
             nodes.append(node)
         if count:
             kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-            del scope.graph.node[:]
-            scope.graph.node.extend(kept)
+            refill(scope.graph.node, kept)
         return count
 
 

@@ -20,7 +20,7 @@ from svexport.progress import phase
 from svexport.runtime.compare import compare, feeds_of, named
 from svexport.runtime.engine import Engine
 from svexport.runtime.session import load
-from svexport.text import plain
+from svexport.text import Report, table
 from svexport.tracing.arguments import FlatModel, bind, eval_mode, given_arguments
 from svexport.tracing.state import unchanged
 
@@ -78,7 +78,7 @@ class Timing:
 
 
 @dataclass(frozen=True, repr=False)
-class Bench:
+class Bench(Report):
     """Result of :func:`svexport.bench`; ``print`` shows it as a table, a notebook with a picture.
 
     Attributes:
@@ -117,34 +117,16 @@ class Bench:
     def __repr__(self) -> str:
         return f"Bench({self.model}: {', '.join(f'{t.name} {t.median:.3g} ms' for t in self.timings)})"
 
-    def __str__(self) -> str:
-        return plain(self.tables(), self.notes)
-
     def tables(self) -> list[Any]:
         """The table as a rich renderable."""
-        from rich import box
-        from rich.table import Table
-        from rich.text import Text
-
         header, *rows = self._rows()
-        table = Table(title=Text(f"{self.model}, {', '.join(self.inputs.values())}", "bold"), box=box.SIMPLE_HEAD)
-        table.title_justify = "left"
-        for i, name in enumerate(header):
-            table.add_column(name, overflow="fold", justify="left" if i == 0 else "right")
-        for row in rows:
-            table.add_row(*map(Text, row))
-        return [table]
+        made = table(header, rows, f"{self.model}, {', '.join(self.inputs.values())}")
+        for column in made.columns[1:]:
+            column.justify = "right"
+        return [made]
 
-    def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Writes the table and a picture of all runs as one page.
-
-        Raises:
-            SvexportError: if it cannot be written.
-        """
-        html.write(path, html.page(f"{self.model}: time and error", *self.html_body()))
-
-    def _repr_html_(self) -> str:
-        return html.fragment(*self.html_body(html.image))
+    def _title(self) -> str:
+        return f"{self.model}: time and error"
 
     def html_body(self, picture: Callable[..., str] = html.picture) -> list[str]:
         """The result as pieces of a page; ``picture`` draws the figures."""

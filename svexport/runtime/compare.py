@@ -22,7 +22,7 @@ from svexport.runtime.layers import Compared, Inside, OnnxLayers, TorchLayers, c
 from svexport.runtime.samples import SampleComparison, compare_samples
 from svexport.runtime.session import OnnxEngine, load
 from svexport.runtime.where import Where, locate
-from svexport.text import plain
+from svexport.text import Report, dtype_text, table
 from svexport.tracing.arguments import FlatModel, bind, eval_mode, given_arguments
 from svexport.tracing.as_in_files import AsInFiles
 from svexport.tracing.quantizers import allow_steps
@@ -35,7 +35,7 @@ _SHOWN = 8
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison:
+class Comparison(Report):
     """Result of :func:`svexport.compare`; ``print`` shows it as tables, a notebook with pictures.
 
     Attributes:
@@ -95,41 +95,28 @@ class Comparison:
     def __repr__(self) -> str:
         return f"Comparison({self.model} and {self.engine}: {self._verdict()})"
 
-    def __str__(self) -> str:
-        return plain(self.tables(), self.notes)
-
     def tables(self) -> list[Any]:
         """The comparison as rich renderables: a line and tables."""
-        from rich import box
-        from rich.table import Table
         from rich.text import Text
 
         tables: list[Any] = [Text(f"{self.model} and {self.engine}: {self._verdict()}", "bold")]
         for kind, parities in (("output", self.outputs), ("layer", self.layers)):
             if not parities:
                 continue
-            table = Table(box=box.SIMPLE_HEAD)
-            for header in _header(kind):
-                table.add_column(header, overflow="fold", no_wrap=header != kind)
+            made = table(_header(kind), [])
+            for column in made.columns[1:]:
+                column.no_wrap = True
             for p in parities:
                 *cells, verdict = _row(p)
                 first = p is self.first
                 cells.append(f"{verdict} <- first" if first else verdict)
-                table.add_row(*map(Text, cells), style="bold red" if first else "")
-            tables.append(table)
+                made.add_row(*map(Text, cells), style="bold red" if first else "")
+            tables.append(made)
         tables += [Text(f"{one.name} differs {one}") for one in self.where]
         return tables
 
-    def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Writes the comparison as one page with embedded pictures.
-
-        Raises:
-            SvexportError: if it cannot be written.
-        """
-        html.write(path, html.page(f"{self.model} and {self.engine}", *self.html_body()))
-
-    def _repr_html_(self) -> str:
-        return html.fragment(*self.html_body(html.image))
+    def _title(self) -> str:
+        return f"{self.model} and {self.engine}"
 
     def html_body(self, picture: Callable[..., str] = html.picture) -> list[str]:
         """The comparison as pieces of a page: verdict, outputs, layers, notes; ``picture`` draws the figures."""
@@ -320,7 +307,7 @@ def compare(
         pairs = []
         for name, e, a in paired(flat.output_names, expected, other.output_names, actual, title):
             if a.dtype != e.dtype:
-                notes.append(f"output {name} is {_short(a.dtype)}, {_short(e.dtype)} in torch")
+                notes.append(f"output {name} is {dtype_text(a.dtype)}, {dtype_text(e.dtype)} in torch")
             pairs.append((name, e, converted(e, a)))
         outputs = [parity(name, e, a, rtol=rtol, atol=atol) for name, e, a in pairs]
         if not all(p.ok for p in outputs):
@@ -485,7 +472,7 @@ def feeds_of(engine: Engine, names: Sequence[str], tensors: Sequence[Tensor], no
         floats = tensor.is_floating_point() and spec.dtype.is_floating_point
         narrower = (tensor.dtype, spec.dtype) == (torch.int64, torch.int32)  # TensorRT before 10 has no other integers
         if tensor.dtype != spec.dtype and (floats or narrower):
-            notes.append(f"input {spec.name} is {_short(spec.dtype)}, {_short(tensor.dtype)} in torch")
+            notes.append(f"input {spec.name} is {dtype_text(spec.dtype)}, {dtype_text(tensor.dtype)} in torch")
             tensor = tensor.to(spec.dtype)
         feeds.append(tensor)
     return feeds
@@ -503,7 +490,3 @@ def paired(
     by_name = dict(zip(others, actual, strict=True))
     for name, e, a in zip(names, expected, actual, strict=True):
         yield name, e, by_name[name] if set(names) == set(others) else a
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

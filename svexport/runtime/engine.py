@@ -14,6 +14,7 @@ from torch import Tensor
 from svexport.errors import EngineError
 from svexport.graph.returned import Returned
 from svexport.runtime.outputs import Outputs
+from svexport.text import dtype_text, shape_text
 
 __all__ = ["Engine", "TensorSpec"]
 
@@ -50,8 +51,8 @@ class TensorSpec:
 
     def __str__(self) -> str:
         if self.shape is None:
-            return f"{_short(self.dtype)}[...]"
-        return f"{_short(self.dtype)}[{', '.join('?' if size is None else str(size) for size in self.shape)}]"
+            return f"{dtype_text(self.dtype)}[...]"
+        return dtype_text(self.dtype) + shape_text(self.shape)
 
 
 class Engine(ABC):
@@ -175,7 +176,7 @@ class Engine(ABC):
             kind = "meta tensor" if tensor.is_meta else type(tensor).__name__
             wrong = f"a {kind}, whose memory holds no values; pass a dense tensor that has values"
         elif tensor.dtype != spec.dtype:
-            wrong = f"{_describe(tensor)}; convert it with .to(torch.{_short(spec.dtype)})"
+            wrong = f"{_describe(tensor)}; convert it with .to(torch.{dtype_text(spec.dtype)})"
         elif not spec.accepts(tensor.shape):
             fixed = spec.shape is not None and len(spec.shape) == tensor.dim()
             wrong = _describe(tensor)
@@ -197,14 +198,10 @@ class Engine(ABC):
         return f"{type(self).__name__}({self}, {self.device}, ({inputs}) -> ({outputs}))"
 
 
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _has_values(tensor: Tensor) -> bool:
     """Whether the tensor has real memory; a FakeTensor, or any subclass dispatching in Python, may have address 0."""
     return type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
 
 
 def _describe(tensor: Tensor) -> str:
-    return f"{_short(tensor.dtype)}{list(tensor.shape)}"
+    return f"{dtype_text(tensor.dtype)}{list(tensor.shape)}"

@@ -17,7 +17,7 @@ from svexport.progress import phase
 from svexport.runtime.engine import Engine
 from svexport.runtime.layers import converted
 from svexport.runtime.outputs import Outputs
-from svexport.text import plain
+from svexport.text import Printed, table
 from svexport.tracing.arguments import FlatModel, bind, eval_mode
 from svexport.tracing.as_in_files import AsInFiles
 from svexport.tracing.state import unchanged
@@ -101,7 +101,7 @@ class OutputStatistics:
 
 
 @dataclass(frozen=True, repr=False)
-class SampleComparison:
+class SampleComparison(Printed):
     """Result of :func:`svexport.compare` over samples; ``print`` shows it as tables.
 
     Attributes:
@@ -145,9 +145,6 @@ class SampleComparison:
     def __repr__(self) -> str:
         return f"SampleComparison({self._verdict()})"
 
-    def __str__(self) -> str:
-        return plain(self.tables(), self.notes)
-
     def _verdict(self) -> str:
         failed = sorted({one.engine for one in self.outputs if not one.ok})
         verdict = f"{', '.join(failed)} differ" if failed else "all agree"
@@ -155,25 +152,23 @@ class SampleComparison:
 
     def tables(self) -> list[Any]:
         """The comparison as rich renderables."""
-        from rich import box
-        from rich.table import Table
         from rich.text import Text
 
-        tables: list[Any] = [Text(self._verdict(), "bold")]
-        table = Table("engine", "output", "max abs", "mean abs", "p99", "cosine", "outside", "worst", "",
-                      box=box.SIMPLE_HEAD)  # fmt: skip
+        rows = []
         for one in self.outputs:
             errors = (f"{value:.2e}" for value in (one.max_abs, one.mean_abs, one.quantile(0.99)))
             verdict = "ok" if one.ok else f"FAIL in {one.failed}"
             cells = (*errors, f"{one.cosine:.8f}", f"{one.mismatched:,}", f"sample {one.worst}", verdict)
-            table.add_row(*map(Text, (one.engine, one.output, *cells)))
-        tables.append(table)
+            rows.append((one.engine, one.output, *cells))
+        header = ("engine", "output", "max abs", "mean abs", "p99", "cosine", "outside", "worst", "")
+        tables: list[Any] = [Text(self._verdict(), "bold"), table(header, rows)]
         if self.metrics:
             names = list(dict.fromkeys(name for values in self.metrics.values() for name in values))
-            found = Table("", *names, box=box.SIMPLE_HEAD)
-            for engine, values in self.metrics.items():
-                found.add_row(Text(engine), *(f"{values[name]:.6g}" if name in values else "" for name in names))
-            tables.append(found)
+            measured = (
+                (engine, *(f"{values[name]:.6g}" if name in values else "" for name in names))
+                for engine, values in self.metrics.items()
+            )
+            tables.append(table(("", *names), measured))
         return tables
 
 

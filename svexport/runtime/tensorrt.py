@@ -22,6 +22,7 @@ from svexport.runtime.engine import Engine, TensorSpec
 from svexport.tensorrt.bindings import Log, dtypes, load_tensorrt, logger_for
 from svexport.tensorrt.build_report import BuildReport, Layer, read_layers
 from svexport.tensorrt.plan import Plan, check_file, read_plan
+from svexport.text import dtype_text
 
 if TYPE_CHECKING:
     import onnx
@@ -165,7 +166,7 @@ class TensorRTEngine(Engine):
         for name in names:
             kind = engine.get_tensor_dtype(name)
             if kind not in known:
-                listed = ", ".join(str(d).removeprefix("torch.") for d in known.values())
+                listed = ", ".join(map(dtype_text, known.values()))
                 raise UnsupportedError(f"{name!r} of {self} is {kind}; engines exchange {listed}")
             if engine.get_tensor_format(name) != trt.TensorFormat.LINEAR:
                 raise UnsupportedError(

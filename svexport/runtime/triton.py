@@ -23,7 +23,7 @@ from svexport.runtime.engine import Engine, TensorSpec
 from svexport.runtime.session import OnnxEngine, load
 from svexport.runtime.triton_config import DTYPES, Served, ensemble_config, model_config, pbtxt
 from svexport.tensorrt.profiles import DEFAULT_BATCH
-from svexport.text import number_of, plain
+from svexport.text import Printed, dtype_text, number_of, shape_text, table
 
 __all__ = ["TritonRepository", "triton_repository"]
 
@@ -35,7 +35,7 @@ _IMAGE = "nvcr.io/nvidia/tritonserver:YY.MM-py3"
 
 
 @dataclass(frozen=True, repr=False)
-class TritonRepository:
+class TritonRepository(Printed):
     """Result of :func:`svexport.triton_repository`; ``print`` shows it.
 
     Attributes:
@@ -81,23 +81,19 @@ class TritonRepository:
 
     def tables(self) -> list[Any]:
         """The repository as rich renderables."""
-        from rich import box
-        from rich.table import Table
         from rich.text import Text
 
-        table = Table("model", "file", "largest batch", "inputs", "outputs", box=box.SIMPLE_HEAD)
+        rows = []
         for name, facts in self.models.items():
             ends = (
-                "\n".join(f"{n} {one['type']}{_dims(one['shape'])}" for n, one in facts[kind].items())
+                "\n".join(f"{n} {one['type']}{shape_text(one['shape'])}" for n, one in facts[kind].items())
                 for kind in ("inputs", "outputs")
             )
             batch = str(facts["max_batch_size"]) if facts["max_batch_size"] else "as the file has it"
-            table.add_row(*map(Text, (name, facts["file"], batch, *ends)))
+            rows.append((name, facts["file"], batch, *ends))
         models = number_of(len(self.models), "model")
-        return [Text(f"{self.folder}: {models}", "bold"), table, Text(self.command)]
-
-    def __str__(self) -> str:
-        return plain(self.tables(), self.notes)
+        found = table(("model", "file", "largest batch", "inputs", "outputs"), rows)
+        return [Text(f"{self.folder}: {models}", "bold"), found, Text(self.command)]
 
     def __repr__(self) -> str:
         return f"TritonRepository({self.folder}: {', '.join(self.models)})"
@@ -520,8 +516,4 @@ def _numpy(kind: str) -> str:
     """numpy's name for a Triton data type."""
     if kind == "BF16":
         return "ml_dtypes.bfloat16"
-    return "np." + next(str(dtype).removeprefix("torch.") for dtype, name in DTYPES.items() if name == kind)
-
-
-def _dims(shape: Sequence[int | None]) -> str:
-    return f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
+    return "np." + next(dtype_text(dtype) for dtype, name in DTYPES.items() if name == kind)

@@ -22,14 +22,14 @@ def corners(b: Builder, x: Value, size: Value) -> list[tuple[Value, Value]]:
         size: number of pixels along the axis, in the data type of ``x``; it broadcasts against ``x``.
     """
     zero, one = b.like(0, x), b.like(1, x)
-    lower = b.op("Floor", x, shape=x.shape)
-    fraction = b.op("Sub", x, lower, shape=x.shape)
+    lower = b.op("Floor", x)
+    fraction = b.op("Sub", x, lower)
 
     def corner(pixel: Value, weight: Value) -> tuple[Value, Value]:
-        low = b.op("Greater", pixel, b.like(-1, x), dtype=TensorProto.BOOL)
-        inside = b.op("And", low, b.op("Less", pixel, size, dtype=TensorProto.BOOL))
-        index = b.op("Where", inside, pixel, zero, dtype=x.dtype, shape=x.shape)
-        return b.cast(index, INDEX), b.op("Where", inside, weight, zero, dtype=x.dtype, shape=x.shape)
+        low = b.op("Greater", pixel, b.like(-1, x))
+        inside = b.op("And", low, b.op("Less", pixel, size))
+        index = b.op("Where", inside, pixel, zero)
+        return b.cast(index, INDEX), b.op("Where", inside, weight, zero)
 
-    upper = b.op("Add", lower, one, shape=x.shape)
-    return [corner(lower, b.op("Sub", one, fraction, shape=x.shape)), corner(upper, fraction)]
+    upper = b.op("Add", lower, one)
+    return [corner(lower, b.op("Sub", one, fraction)), corner(upper, fraction)]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-__all__ = ["FLOAT_TYPES", "Builder", "Dim", "Value", "dtype_name"]
+__all__ = ["FLOAT_TYPES", "Builder", "Dim", "Value", "dtype_name", "static"]
 
 FLOAT_TYPES = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16)
 
@@ -41,6 +42,16 @@ Dim: TypeAlias = "int | Value"
 """A size: a Python int where it is static, otherwise an int64 tensor of shape (1,) computed by the graph."""
 
 
+_TRUTHS = {"And", "Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less", "LessOrEqual", "Not", "Or", "Xor"}
+"""Ops whose results are booleans, whatever they are given."""
+_COUNTS = {"ArgMax", "ArgMin", "NonZero", "SequenceLength", "Shape", "Size"}
+"""Ops whose results are int64, likewise."""
+_ALIKE = {"Add", "Concat", "Div", "MatMul", "Max", "Mean", "Min", "Mod", "Mul", "Sub", "Sum", "Where"}
+"""Ops whose operands, without the condition of a Where, have one data type, which is that of the result."""
+_OF_EACH = {"Abs", "Cast", "Ceil", "Clip", "Cos", "Elu", "Erf", "Exp", "Floor", "HardSigmoid", "Identity", "Log", "Neg"}
+_OF_EACH |= {"Pow", "Reciprocal", "Relu", "Round", "Sigmoid", "Sign", "Sin", "Softmax", "Softplus", "Sqrt", "Tanh"}
+_OF_EACH |= _TRUTHS | _ALIKE - {"Concat", "MatMul"}
+"""Ops whose results have the shape of their inputs, broadcast."""
 _MOST_NUMBERS = 2**20
 """Maximum size of a constant that lists positions; the graph computes longer lists at run time."""
 
@@ -93,10 +104,13 @@ class Builder:
         shape: Sequence[int | None] | None = None,
         **attributes: Any,
     ) -> Value:
-        """Adds a node with one output of the given dtype (default: the first input's) and shape (default: unknown)."""
-        result = self.ops(op_type, *inputs, outputs=1, **attributes)[0]
-        if dtype is None and inputs and isinstance(inputs[0], Value):
-            dtype = inputs[0].dtype
+        """Adds a node with one output of a dtype and a shape: as given, or as they follow from the inputs."""
+        given = [None if x is None else self.value(x) for x in inputs]
+        (result,) = self.ops(op_type, *given, outputs=1, **attributes)
+        if dtype is None:
+            dtype = _dtype(op_type, given, attributes)
+        if shape is None and op_type in _OF_EACH:
+            shape = _broadcast([x.shape for x in given if x is not None])
         return replace(result, dtype=dtype, shape=None if shape is None else tuple(shape))
 
     def value(self, x: Value | np.ndarray) -> Value:
@@ -139,6 +153,10 @@ class Builder:
             self._dims[key] = self.op("Gather", self._dims[x.name, -1], self.ints(axis), axis=0, shape=(1,))
         return self._dims[key]
 
+    def dims(self, x: Value) -> list[Dim]:
+        """The sizes of all dimensions."""
+        return [self.dim(x, axis) for axis in range(x.rank)]
+
     def product(self, *dims: Dim) -> Dim:
         """The product of sizes; static factors are folded."""
         static = math.prod(d for d in dims if isinstance(d, int))
@@ -169,7 +187,7 @@ class Builder:
 
     def reshape(self, x: Value, *dims: Dim) -> Value:
         """Reshape; any number of sizes may be dynamic. A size of zero means zero, never "copy"."""
-        shape = tuple(d if isinstance(d, int) else None for d in dims)
+        shape = static(*dims)
         if x.shape == shape and None not in shape:
             return x
         dynamic = [i for i, d in enumerate(dims) if isinstance(d, Value)]
@@ -188,6 +206,10 @@ class Builder:
             fill = numpy_helper.from_array(np.zeros(1, helper.tensor_dtype_to_np_dtype(x.dtype)))
             return self.op("ConstantOfShape", target, value=fill, dtype=x.dtype, shape=shape)
         return self.op("Reshape", x, target, shape=shape)
+
+    def expand(self, x: Value, *dims: Dim) -> Value:
+        """Expand, to sizes that ``x`` broadcasts to."""
+        return self.op("Expand", x, self.shape(*dims), shape=static(*dims))
 
     def transpose(self, x: Value, perm: Sequence[int]) -> Value:
         """Transpose; the identity adds no node."""
@@ -304,6 +326,33 @@ class Builder:
         ones = self.op("ConstantOfShape", size, value=one, dtype=TensorProto.INT64)
         positions = self.op("NonZero", ones, dtype=TensorProto.INT64, shape=(1, None))
         return self.squeeze(positions, 0)
+
+
+def _dtype(op_type: str, inputs: Sequence[Value | None], attributes: Mapping[str, Any]) -> int | None:
+    """The data type of what an op makes; None if it is not known."""
+    if op_type in _TRUTHS:
+        return TensorProto.BOOL
+    if op_type in _COUNTS:
+        return TensorProto.INT64
+    if op_type == "Cast":
+        return attributes["to"]  # type: ignore[no-any-return]
+    operands = inputs[op_type == "Where" :] if op_type in _ALIKE else inputs[:1]
+    return next((x.dtype for x in operands if x is not None and x.dtype is not None), None)
+
+
+def _broadcast(shapes: Sequence[tuple[int | None, ...] | None]) -> tuple[int | None, ...] | None:
+    """The shape of operands that are broadcast; None if a rank is not known."""
+    known = [shape for shape in shapes if shape is not None]
+    if len(known) < len(shapes):
+        return None
+    axes = zip_longest(*(shape[::-1] for shape in known), fillvalue=1)
+    sizes = [next((n for n in of_each if n not in (1, None)), None if None in of_each else 1) for of_each in axes]
+    return tuple(sizes[::-1])
+
+
+def static(*dims: Dim) -> tuple[int | None, ...]:
+    """The shape that sizes make, as far as it is known before run time."""
+    return tuple(d if isinstance(d, int) else None for d in dims)
 
 
 def dtype_name(dtype: int | None) -> str:

@@ -26,12 +26,12 @@ NEAREST, LINEAR, CUBIC = (0,), (0, 1), (-1, 0, 1, 2)
 _CUBIC_WEIGHTS = np.array([[0, -0.75, 1.5, -0.75], [1, 0, -2.25, 1.25], [0, 0.75, 1.5, -1.25], [0, 0, -0.75, 0.75]])
 
 _OUTSIDE = -(2**29)  # in place of an axis's share of an index: the sum is negative whatever the other axes add
-_BOOL, _INT32, _INT64 = TensorProto.BOOL, TensorProto.INT32, TensorProto.INT64
+_INT32, _INT64 = TensorProto.INT32, TensorProto.INT64
 
 
 def values(b: Builder, codes: Value, scale: float, dtype: int) -> Value:
     """What int8 is worth, ``scale`` a step."""
-    return b.op("Mul", b.cast(codes, dtype), b.constant(np.float32(scale), dtype), shape=codes.shape)
+    return b.op("Mul", b.cast(codes, dtype), b.constant(np.float32(scale), dtype))
 
 
 class Sampler:
@@ -100,10 +100,10 @@ class Sampler:
 
     def op(self, op_type: str, x: Value, *others: Value) -> Value:
         """An elementwise node."""
-        return self.b.op(op_type, x, *others, dtype=_BOOL if op_type in ("Less", "Greater") else x.dtype)
+        return self.b.op(op_type, x, *others)
 
     def where(self, condition: Value, x: Value, y: Value) -> Value:
-        return self.b.op("Where", condition, x, y, dtype=x.dtype)
+        return self.b.op("Where", condition, x, y)
 
     def round(self, x: Value) -> Value:
         """To the nearest integer, halves to even."""
@@ -289,8 +289,8 @@ class Sampler:
         )
         channels = 1 if self.image.shape[1] is None else self.image.shape[1]
         shifts = np.broadcast_to(shifts, (1, channels, *np.shape(shifts)))
-        shape = [None, channels, *(None if size == 1 else size for size in shifts.shape[2:])]
-        return self.b.op("Add", index, self.b.constant(shifts, _INT32), shape=shape)
+        [None, channels, *(None if size == 1 else size for size in shifts.shape[2:])]
+        return self.b.op("Add", index, self.b.constant(shifts, _INT32))
 
     def gather(self, image: Value, index: Value) -> Value:
         """``(N, C, *taps, *out)``, the pixels at ``index`` of an image or of its planes ``(N * C, pixels)``."""
@@ -303,7 +303,7 @@ class Sampler:
             pixels, planes = b.product(*(b.dim(image, axis) for axis in axes)), b.product(n, c)
             starts = b.op("Mul", b.arange(planes), b.ints(pixels) if isinstance(pixels, int) else pixels)
             index = b.op("Add", b.cast(index, _INT64), b.reshape(starts, n, c, *ones))
-            return b.op("Gather", b.reshape(image, b.product(planes, pixels)), index, axis=0, dtype=image.dtype)
+            return b.op("Gather", b.reshape(image, b.product(planes, pixels)), index, axis=0)
         if c != 1 and (index.shape is None or index.shape[1] != c):
             index = b.op("Expand", index, b.shape(1, c, *ones))
         planes = image if image.rank == 2 else b.op("Flatten", image, axis=2)  # (N * C, pixels)
@@ -321,7 +321,7 @@ class Sampler:
         if all(isinstance(size, int) and size for size in (self.image.shape[0], *self.out)):
             powers = self.op("Pow", fraction, self.b.constant(np.arange(4).reshape(4, 1), self.dtype))
             # (N, A, 1, rows, taps, columns)
-            weights = self.b.op("MatMul", self.b.constant(polynomials, self.dtype), powers, dtype=self.dtype)
+            weights = self.b.op("MatMul", self.b.constant(polynomials, self.dtype), powers)
             return self.combine("Mul", weights)
         # ONNX Runtime's MatMul does not broadcast beside an empty batch.
         weights, *rest = (self.b.constant(row.reshape(4, 1), self.dtype) for row in polynomials.T[::-1])
@@ -330,12 +330,7 @@ class Sampler:
         return self.combine("Mul", weights)
 
     def finish(
-        self,
-        image: Value,
-        index: Value,
-        fraction: Value | None = None,
-        outside: Value | None = None,
-        start: float = 0,
+        self, image: Value, index: Value, fraction: Value | None = None, outside: Value | None = None, start: float = 0
     ) -> Value:
         """The weighted sum of the taps at ``index``; the fraction of a pixel is counted from ``start``."""
         pixels = self.gather(image, index)

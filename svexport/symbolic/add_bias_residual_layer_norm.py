@@ -13,20 +13,13 @@ __all__: list[str] = []
 
 
 def body(
-    b: Builder,
-    x: Value,
-    bias: Value,
-    residual: Value,
-    weight: Value,
-    norm_bias: Value,
-    eps: float,
-    extra: Value | None,
+    b: Builder, x: Value, bias: Value, residual: Value, weight: Value, norm_bias: Value, eps: float, extra: Value | None
 ) -> tuple[Value, Value]:
     precise = TensorProto.DOUBLE if x.dtype == TensorProto.DOUBLE else TensorProto.FLOAT
     s = b.cast(x, precise)
     for term in (bias, residual, extra):
         if term is not None:
-            s = b.op("Add", s, b.cast(term, precise), shape=x.shape)
+            s = b.op("Add", s, b.cast(term, precise))
     y = normalize(b, s, 1, weight, norm_bias, eps)
     return b.cast(y, x.dtype), b.cast(s, x.dtype)
 

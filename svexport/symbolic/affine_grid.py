@@ -9,7 +9,7 @@ import numpy as np
 from onnx import TensorProto
 
 from svexport.ops.affine_grid import OP
-from svexport.symbolic._builder import Builder, Dim, Value
+from svexport.symbolic._builder import Builder, Dim, Value, static
 from svexport.symbolic._symbolic import Symbolic, TensorInfo
 
 __all__: list[str] = []
@@ -27,7 +27,7 @@ def body(b: Builder, theta: Value, size: Sequence[Dim], align_corners: bool) -> 
     for index, steps in enumerate(reversed(size[2:])):  # x, the last dimension, comes first
         points = b.reshape(_coordinates(b, steps, align_corners, precise), -1, *[1] * (index + 1))
         grid = b.op("Add", grid, b.op("Mul", column(index), points))
-    shape = (batch, *(s if isinstance(s, int) else None for s in size[2:]), dims)
+    shape = (batch, *static(*size[2:]), dims)
     return b.cast(Value(grid.name, precise.dtype, shape), theta.dtype)
 
 
@@ -37,9 +37,9 @@ def _coordinates(b: Builder, steps: Dim, align_corners: bool, like: Value) -> Va
         last = steps - 1
         return b.constant((2.0 * np.arange(steps) - last) / (max(last, 1) if align_corners else steps), like.dtype)
     size = b.cast(steps, like.dtype)
-    final = b.op("Sub", size, b.like(1, like), shape=(1,))
+    final = b.op("Sub", size, b.like(1, like))
     offsets = b.op("Sub", b.op("Mul", b.cast(b.arange(steps), like.dtype), b.like(2, like)), final)
-    return b.op("Div", offsets, b.op("Max", final, b.like(1, like)) if align_corners else size, shape=(None,))
+    return b.op("Div", offsets, b.op("Max", final, b.like(1, like)) if align_corners else size)
 
 
 def convert(theta: TensorInfo, size: Sequence[int | TensorInfo], align_corners: bool) -> tuple[Any, ...]:

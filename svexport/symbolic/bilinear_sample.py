@@ -17,8 +17,8 @@ def body(b: Builder, image: Value, grid: Value) -> tuple[Value, Value]:
     s = Sampler(b, image, out, LINEAR)
     x = s.coordinates(grid)
     # 0 <= x < last pixel, as "not less than 0 and less than the last": the second comparison is false for NaN.
-    not_negative = b.op("Not", s.op("Less", x, s.number(0)), dtype=TensorProto.BOOL)
-    within = b.op("And", not_negative, s.op("Less", x, s.size(1, -1)), dtype=TensorProto.BOOL)
+    not_negative = b.op("Not", s.op("Less", x, s.number(0)))
+    within = b.op("And", not_negative, s.op("Less", x, s.size(1, -1)))
     mask = s.combine("Mul", b.cast(within, s.dtype))  # (N, 1, 1, gH, gW)
     output = s.inside(s.where(within, x, s.number(0)))
     inside = b.cast(b.reshape(mask, n, 1, *out), TensorProto.BOOL)

@@ -14,8 +14,6 @@ from svexport.symbolic._symbolic import Symbolic
 
 __all__: list[str] = []
 
-_BOOL = TensorProto.BOOL
-
 
 def body(
     b: Builder,
@@ -41,9 +39,9 @@ def body(
     # (B, Q, points, 3), metres
     low, high = np.split(np.array(pc_range), 2)
     place = b.op("Mul", b.cast(reference_points, precise), b.constant(high - low, precise))
-    place = b.unsqueeze(b.op("Add", place, b.constant(low, precise), shape=reference_points.shape), 2)
+    place = b.unsqueeze(b.op("Add", place, b.constant(low, precise)), 2)
     place = b.op("Add", place, b.cast(offsets, precise))
-    place = b.op("Expand", place, b.shape(batch, queries, points, 3))
+    place = b.expand(place, batch, queries, points, 3)
     place = b.unsqueeze(b.transpose(place, (0, 3, 1, 2)), 1, 2)  # (B, 1, 1, 3, Q, points)
 
     # No MatMul: TensorRT may run it in TF32, which would be off by pixels.
@@ -51,22 +49,22 @@ def body(
     image = b.reduce_sum(b.op("Mul", b.slice(matrix, 3, 0, 3), place), [3])
     image = b.op("Add", image, b.squeeze(b.slice(matrix, 3, 3, 4), 3))
     xy, depth = b.split(image, 2, [2, 1])  # (B, cams, 2 and 1, Q, points)
-    seen = b.op("Greater", depth, b.like(depth_eps, depth), dtype=_BOOL)
+    seen = b.op("Greater", depth, b.like(depth_eps, depth))
     uv = b.op("Div", xy, b.clip(depth, depth_eps, None))
     uv = b.op("Div", uv, b.constant(np.reshape(image_size[::-1], (2, 1, 1)), precise))
     if in_image:
         centred = b.op("Sub", b.op("Mul", uv, b.like(2, uv)), b.like(1, uv))
         for comparison, bound in (("Greater", -1), ("Less", 1)):  # false for NaN
-            seen = b.op("And", seen, b.op(comparison, centred, b.like(bound, uv), dtype=_BOOL))
+            seen = b.op("And", seen, b.op(comparison, centred, b.like(bound, uv)))
     else:
-        seen = b.op("And", seen, b.op("Not", b.op("IsNaN", uv, dtype=_BOOL)))
+        seen = b.op("And", seen, b.op("Not", b.op("IsNaN", uv)))
         uv = b.clip(uv, *uv_clamp)
-    uv = b.op("Where", seen, uv, b.like(OUTSIDE, uv), dtype=precise)
+    uv = b.op("Where", seen, uv, b.like(OUTSIDE, uv))
     uv = b.reshape(uv, images, 2, 1, queries, points)
 
     weights = b.cast(weights, precise)
     if ACTIVATIONS[activation] == "sigmoid":
-        weights = b.transpose(b.op("Sigmoid", weights, shape=weights.shape), (4, 0, 2, 5, 1, 3))
+        weights = b.transpose(b.op("Sigmoid", weights), (4, 0, 2, 5, 1, 3))
     else:
         weights = b.transpose(weights, (0, 1, 5, 2, 3, 4))
         weights = b.op("Softmax", b.reshape(weights, batch, queries, groups, b.product(cams, points, levels)), axis=3)
@@ -82,7 +80,7 @@ def body(
         sampler = Sampler(b, feature, [queries, points], LINEAR)
         x = b.op("Sub", b.op("Mul", b.cast(uv, sampler.dtype), sampler.size()), sampler.number(0.5))
         sampled = b.cast(sampler.zeros(x), precise)  # (B*cams, C, Q, points)
-        sampled = b.op("Where", b.op("IsNaN", sampled, dtype=_BOOL), b.like(0, sampled), sampled, dtype=precise)
+        sampled = b.op("Where", b.op("IsNaN", sampled), b.like(0, sampled), sampled)
         sampled = b.reshape(sampled, batch, cams, groups, b.quotient(channels, groups), queries, points)
         part = b.op("Mul", sampled, b.squeeze(b.slice(weights, 0, level, level + 1), 0))
         parts.append(b.reduce_sum(part, [1, 5]))  # (B, G, C/G, Q)

@@ -17,7 +17,7 @@ def body(b: Builder, q: Value, scale: float, scales: Value | None, axis: int, dt
     if native(b, scales, precise):
         y = linear(b, "DequantizeLinear", q, scale, scales, axis, precise)
     else:
-        y = b.op("Mul", b.cast(q, precise), step_like(b, q, scale, scales, axis, precise), shape=q.shape)
+        y = b.op("Mul", b.cast(q, precise), step_like(b, q, scale, scales, axis, precise))
     return b.cast(y, dtype)
 
 

@@ -13,7 +13,7 @@ from svexport.errors import ExportError
 from svexport.ops._einsum.labels import parse, split
 from svexport.ops._einsum.plan import Diagonal, EinsumPlan, MatMul, Mul, ReduceSum, Reshape, Step, Transpose, plan
 from svexport.ops.einsum import OP
-from svexport.symbolic._builder import FLOAT_TYPES, Builder, Dim, Value
+from svexport.symbolic._builder import FLOAT_TYPES, Builder, Dim, Value, static
 from svexport.symbolic._symbolic import Symbolic, TensorInfo
 
 __all__: list[str] = []
@@ -31,7 +31,7 @@ def body(b: Builder, operands: Sequence[Value], labels: Sequence[int], ranks: Se
     output = split(labels, ranks)[-1]
     shape = tuple(chosen.sizes[label] for label in output)
     if 0 in chosen.sizes:  # a sum over nothing; ONNX Runtime broadcasts no empty batch of matrices
-        return b.op("Expand", b.like(0, values[0]), b.shape(*map(size, output)), shape=shape)
+        return b.expand(b.like(0, values[0]), *map(size, output))
     for step in chosen.steps:
         values.append(_node(b, step, values, chosen, size))
     result = replace(values[-1], shape=shape)
@@ -39,8 +39,8 @@ def body(b: Builder, operands: Sequence[Value], labels: Sequence[int], ranks: Se
     if summed and any(isinstance(step, MatMul) for step in chosen.steps):
         # ONNX Runtime writes only the first matrix of a product that sums over nothing.
         terms = b.squeeze(b.shape(b.product(*map(size, summed))), 0)
-        nothing = b.op("Equal", terms, b.constant(np.array(0, np.int64)), dtype=TensorProto.BOOL, shape=())
-        result = b.op("Where", nothing, b.like(0, values[0]), result, dtype=values[0].dtype, shape=shape)
+        nothing = b.op("Equal", terms, b.constant(np.array(0, np.int64)))
+        result = b.op("Where", nothing, b.like(0, values[0]), result)
     return result
 
 
@@ -67,15 +67,14 @@ def _node(b: Builder, step: Step, values: Sequence[Value], chosen: EinsumPlan, s
 
 def _diagonal(b: Builder, x: Value, dim: int) -> Value:
     """Flattens both dimensions into one and takes every (size + 1)th element, which are the diagonal."""
-    dims = [b.dim(x, i) for i in range(x.rank)]
+    dims = b.dims(x)
     size = next((d for d in dims[dim : dim + 2] if isinstance(d, int)), dims[dim])
     flat = b.reshape(x, *dims[:dim], b.product(size, size), *dims[dim + 2 :])
     if isinstance(size, int):
         index = b.constant(np.arange(size, dtype=np.int64) * (size + 1))
     else:
         index = b.op("Mul", b.arange(size), b.op("Add", size, b.ints(1)))
-    shape = tuple(d if isinstance(d, int) else None for d in (*dims[:dim], size, *dims[dim + 2 :]))
-    return b.op("Gather", flat, index, axis=dim, shape=shape)
+    return b.op("Gather", flat, index, axis=dim, shape=static(*dims[:dim], size, *dims[dim + 2 :]))
 
 
 def convert(equation: str, operands: Sequence[TensorInfo], *_: Any) -> tuple[Any, ...]:

@@ -15,7 +15,7 @@ def body(b: Builder, x: Value) -> Value:
     y = b.cast(x, TensorProto.DOUBLE if x.dtype == TensorProto.DOUBLE else TensorProto.FLOAT)
     tail = b.op("Div", b.like(0.4875, y), b.op("Add", b.op("Mul", y, y), b.like(0.975, y)))
     left = b.op("Less", y, b.like(0, y))
-    return b.cast(b.op("Where", left, tail, b.op("Sub", b.like(1, y), tail), dtype=y.dtype, shape=x.shape), x.dtype)
+    return b.cast(b.op("Where", left, tail, b.op("Sub", b.like(1, y), tail)), x.dtype)
 
 
 Symbolic(OP, body)

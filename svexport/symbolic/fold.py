@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from svexport.ops.fold import OP
-from svexport.symbolic._builder import Builder, Dim, Value
+from svexport.symbolic._builder import Builder, Dim, Value, static
 from svexport.symbolic._symbolic import Symbolic, TensorInfo
 
 __all__ = ["fold"]
@@ -25,9 +25,9 @@ def fold(
     stride: Sequence[int],
 ) -> Value:
     """Adds the nodes of ``F.fold``: columns become an image, and overlaps are summed."""
-    *batch, rows, _ = (b.dim(input, i) for i in range(input.rank))
+    *batch, rows, _ = b.dims(input)
     kernel = int(np.prod(kernel_size))
-    channels = rows // kernel if isinstance(rows, int) else b.op("Div", rows, b.ints(kernel), shape=(1,))
+    channels = rows // kernel if isinstance(rows, int) else b.op("Div", rows, b.ints(kernel))
     if 0 in (*batch, channels):
         empty = b.shape(*batch, channels, *output_size)
         return b.op("Expand", b.like(0, input), empty, shape=[*input.shape[:-2], None, None, None])
@@ -35,12 +35,12 @@ def fold(
     blocks = [_blocks(b, *each) for each in zip(output_size, padding, spans, stride)]
     images = b.reshape(input, b.product(*batch, channels), kernel, *blocks)
     # Pad the far end that the strides do not reach. A dynamic size gets the most it may need, and is cropped below.
-    static = [isinstance(size, int) for size in output_size]
+    known = [isinstance(size, int) for size in output_size]
     far = [
         size + 2 * p - span - s * (count - 1) if fixed else s - 1
-        for fixed, size, p, span, s, count in zip(static, output_size, padding, spans, stride, blocks)
+        for fixed, size, p, span, s, count in zip(known, output_size, padding, spans, stride, blocks)
     ]
-    pads = [p if fixed else 0 for fixed, p in zip(static, padding)]
+    pads = [p if fixed else 0 for fixed, p in zip(known, padding)]
     image = b.op(
         "ConvTranspose",
         images,
@@ -51,11 +51,11 @@ def fold(
         strides=list(stride),
         output_padding=far,
     )
-    for axis, (fixed, size, p) in enumerate(zip(static, output_size, padding), 2):
+    for axis, (fixed, size, p) in enumerate(zip(known, output_size, padding), 2):
         if not fixed:
             image = b.op("Gather", image, b.op("Add", b.arange(size), b.ints(p)), axis=axis)
-    shape = tuple(d if isinstance(d, int) else None for d in (b.product(*batch, channels), 1, *output_size))
-    return b.reshape(replace(image, shape=shape), *batch, channels, *output_size)
+    image = replace(image, shape=static(b.product(*batch, channels), 1, *output_size))
+    return b.reshape(image, *batch, channels, *output_size)
 
 
 def _blocks(b: Builder, size: Dim, padding: int, span: int, stride: int) -> Dim:
@@ -63,7 +63,7 @@ def _blocks(b: Builder, size: Dim, padding: int, span: int, stride: int) -> Dim:
     if isinstance(size, int):
         return (size + 2 * padding - span) // stride + 1
     steps = b.op("Div", b.op("Add", size, b.ints(2 * padding - span)), b.ints(stride))
-    return b.op("Add", steps, b.ints(1), shape=(1,))
+    return b.op("Add", steps, b.ints(1))
 
 
 def convert(

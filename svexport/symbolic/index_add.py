@@ -19,9 +19,9 @@ def body(b: Builder, input: Value, dim: int, index: Value, source: Value, alpha:
     column = b.reshape(
         b.cast(index, TensorProto.INT64), *(b.dim(source, i) if i == dim else 1 for i in range(input.rank))
     )
-    indices = b.op("Expand", column, b.shape(*(b.dim(source, i) for i in range(input.rank))), shape=source.shape)
+    indices = b.expand(column, *b.dims(source))
     if alpha != 1:
-        source = b.op("Mul", source, b.like(alpha, source), shape=source.shape)
+        source = b.op("Mul", source, b.like(alpha, source))
     return scatter(b, input, dim, indices, source, "sum")
 
 

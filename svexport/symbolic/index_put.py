@@ -11,7 +11,7 @@ from onnx import TensorProto
 
 from svexport.errors import ExportError
 from svexport.ops.index_put import OP
-from svexport.symbolic._builder import Builder, Dim, Value
+from svexport.symbolic._builder import Builder, Dim, Value, static
 from svexport.symbolic._symbolic import Symbolic, TensorInfo
 from svexport.symbolic.scatter_reduce import scatter
 
@@ -29,7 +29,7 @@ def body(
         return b.op("Where", mask, values, input, dtype=input.dtype, shape=input.shape)
     dims, indices = _without_masks(b, dims, indices)
     rest = [axis for axis in range(input.rank) if axis not in dims]
-    sizes = [b.dim(input, axis) for axis in range(input.rank)]
+    sizes = b.dims(input)
 
     # One index into the flattened dimensions, with the shape that the indices broadcast to.
     place: Value | None = None
@@ -37,7 +37,7 @@ def body(
         index = b.cast(index, TensorProto.INT64)
         size = b.shape(sizes[dim])
         negative = b.op("Less", index, b.ints(0))
-        index = b.op("Where", negative, b.op("Add", index, size), index, dtype=TensorProto.INT64)
+        index = b.op("Where", negative, b.op("Add", index, size), index)
         place = index if place is None else b.op("Add", b.op("Mul", place, size), index)
     rank = max(index.rank for index in indices)
     counted = [b.dim(replace(place, shape=_broadcast(indices)), axis) for axis in range(rank)]
@@ -47,9 +47,9 @@ def body(
     target: list[Dim] = [sizes[axis] for axis in rest]
     target[front:front] = counted
     if values.shape != tuple(target):
-        values = b.op("Expand", values, b.shape(*target))
+        values = b.expand(values, *target)
     order = [*range(front, front + rank), *range(front), *range(front + rank, len(target))]
-    values = replace(values, shape=tuple(d if isinstance(d, int) else None for d in target))
+    values = replace(values, shape=static(*target))
 
     row = b.product(*(sizes[axis] for axis in rest))
     count = b.product(*counted)
@@ -58,11 +58,10 @@ def body(
     source = b.reshape(b.transpose(values, order), count, row)
     flat = b.reshape(b.transpose(input, [*dims, *rest]), b.product(*(sizes[dim] for dim in dims)), row)
     place = b.reshape(place, count, 1)
-    shape = tuple(d if isinstance(d, int) else None for d in (count, row))
     if not accumulate and b.opset >= 11:
         result = b.op("ScatterND", flat, place, source, shape=flat.shape)
     else:
-        repeated = b.op("Expand", place, b.shape(count, row), shape=shape)
+        repeated = b.expand(place, count, row)
         if accumulate:
             result = scatter(b, flat, 0, repeated, source, "sum")
         else:

@@ -11,7 +11,7 @@ import numpy as np
 from onnx import TensorProto
 
 from svexport.ops.interpolate import OP
-from svexport.symbolic._builder import Builder, Dim, Value
+from svexport.symbolic._builder import Builder, Dim, Value, static
 from svexport.symbolic._symbolic import Symbolic, TensorInfo
 
 __all__: list[str] = []
@@ -24,32 +24,24 @@ def body(
     old = [b.dim(input, 2), b.dim(input, 3)]
     new = size or [_scaled(b, d, scale) for d, scale in zip(old, factors)]
     batch, channels = input.shape[:2]
-    shape = (batch, channels, *(d if isinstance(d, int) else None for d in new))
     if 0 in (batch, channels):  # ONNX Runtime cannot broadcast a matrix to an empty batch
-        return b.op("Expand", b.like(0, input), b.shape(b.dim(input, 0), b.dim(input, 1), *new), shape=shape)
+        return b.expand(b.like(0, input), b.dim(input, 0), b.dim(input, 1), *new)
     scale_h, scale_w = factors or (None, None)
     rows = _matrix(b, old[0], new[0], scale_h, False, bicubic, align_corners, input)
     columns = _matrix(b, old[1], new[1], scale_w, True, bicubic, align_corners, input)
-    return b.op("MatMul", rows, b.op("MatMul", input, columns), dtype=input.dtype, shape=shape)
+    return b.op("MatMul", rows, b.op("MatMul", input, columns), shape=(batch, channels, *static(*new)))
 
 
 def _scaled(b: Builder, size: Dim, scale: float) -> Dim:
     """``size * scale``, computed in double and truncated, as in torch."""
     if isinstance(size, int):
         return int(size * scale)
-    product = b.op("Mul", b.cast(size, TensorProto.DOUBLE), b.constant(np.float64(scale)), shape=(1,))
+    product = b.op("Mul", b.cast(size, TensorProto.DOUBLE), b.constant(np.float64(scale)))
     return b.cast(product, TensorProto.INT64)
 
 
 def _matrix(
-    b: Builder,
-    old: Dim,
-    new: Dim,
-    scale: float | None,
-    turned: bool,
-    bicubic: bool,
-    align_corners: bool,
-    like: Value,
+    b: Builder, old: Dim, new: Dim, scale: float | None, turned: bool, bicubic: bool, align_corners: bool, like: Value
 ) -> Value:
     """A matrix ``(new, old)``, or its transpose: for each new pixel the filter around its centre, widened by the scale.
 
@@ -82,7 +74,7 @@ def _matrix(
     else:
         weights = do("Max", do("Sub", 1, x), 0)
     weights = Value(weights.name, TensorProto.FLOAT, (None, None))
-    normal = b.op("Div", weights, b.reduce_sum(weights, [1], keepdims=True), shape=weights.shape)
+    normal = b.op("Div", weights, b.reduce_sum(weights, [1], keepdims=True))
     return b.cast(b.transpose(normal, [1, 0]) if turned else normal, like.dtype)
 
 
@@ -103,11 +95,7 @@ def _static_matrix(old: int, new: int, scale: float | None, bicubic: bool, align
 
 
 def convert(
-    bicubic: bool,
-    input: TensorInfo,
-    size: Sequence[int | TensorInfo] | None,
-    align_corners: bool,
-    *scales: Any,
+    bicubic: bool, input: TensorInfo, size: Sequence[int | TensorInfo] | None, align_corners: bool, *scales: Any
 ) -> tuple[Any, ...] | None:
     """``aten::_upsample_bilinear2d_aa`` and ``_upsample_bicubic2d_aa``, with a scale per axis or a list of scales."""
     if input.shape is None:

@@ -24,8 +24,8 @@ def body(b: Builder, A: Value, n: int) -> Value:
     x = wide(b, A, n)
     guess = eliminate(b, x)
     # A Newton step, X + X (I - A X), restores the accuracy lost to rows of different scales.
-    residual = b.op("Sub", b.constant(np.eye(n), x.dtype), product(b, x, guess), dtype=x.dtype, shape=x.shape)
-    return b.cast(b.op("Add", guess, product(b, guess, residual), shape=x.shape), A.dtype)
+    residual = b.op("Sub", b.constant(np.eye(n), x.dtype), product(b, x, guess))
+    return b.cast(b.op("Add", guess, product(b, guess, residual)), A.dtype)
 
 
 def wide(b: Builder, A: Value, n: int) -> Value:
@@ -44,7 +44,7 @@ def eliminate(b: Builder, A: Value) -> Value:
     rank, n = A.rank, A.shape[-1]
     rows, columns = rank - 2, rank - 1
     batch = A.shape[:-2]
-    identity = b.op("Expand", b.constant(np.eye(n), A.dtype), b.shape(*(b.dim(A, i) for i in range(rank))))
+    identity = b.expand(b.constant(np.eye(n), A.dtype), *b.dims(A))
     m = replace(b.concat([A, identity], columns), dtype=A.dtype, shape=(*batch, n, 2 * n))
     numbers = b.constant(np.arange(n).reshape(n, 1))
     zero = b.like(0, A)
@@ -54,36 +54,24 @@ def eliminate(b: Builder, A: Value) -> Value:
         column = b.slice(m, columns, k, k + 1)  # (*, n, 1)
         size = b.op("Abs", column)
         if used is not None:
-            size = b.op("Where", used, b.like(-1, A), size, dtype=A.dtype)
-        largest = b.op("ArgMax", size, axis=rows, keepdims=1, dtype=TensorProto.INT64)
-        chosen = b.op("Equal", numbers, largest, dtype=TensorProto.BOOL, shape=column.shape)  # (*, n, 1)
+            size = b.op("Where", used, b.like(-1, A), size)
+        largest = b.op("ArgMax", size, axis=rows, keepdims=1)
+        chosen = b.op("Equal", numbers, largest, shape=column.shape)  # (*, n, 1)
         used = chosen if used is None else b.op("Or", used, chosen)
-        row = b.reduce_sum(b.op("Where", chosen, m, zero, dtype=A.dtype, shape=m.shape), [rows], keepdims=True)
+        row = b.reduce_sum(b.op("Where", chosen, m, zero), [rows], keepdims=True)
         row = b.op("Div", row, b.slice(row, columns, k, k + 1))  # (*, 1, 2n)
-        m = b.op("Where", chosen, row, b.op("Sub", m, b.op("Mul", column, row)), dtype=A.dtype, shape=m.shape)
+        m = b.op("Where", chosen, row, b.op("Sub", m, b.op("Mul", column, row)))
         pivots.append(chosen)
     # Row k of the result is the one chosen for column k: (*, n rows, n columns, 1) selects from (*, n rows, 1, n).
     order = replace(b.concat(pivots, columns), shape=(*batch, n, n))
-    ordered = b.op(
-        "Where",
-        b.unsqueeze(order, rank),
-        b.unsqueeze(b.slice(m, columns, n, 2 * n), rank - 1),
-        zero,
-        dtype=A.dtype,
-        shape=(*batch, n, n, n),
-    )
+    ordered = b.op("Where", b.unsqueeze(order, rank), b.unsqueeze(b.slice(m, columns, n, 2 * n), rank - 1), zero)
     return b.reduce_sum(ordered, [rows])
 
 
 def product(b: Builder, x: Value, y: Value) -> Value:
     """``x @ y`` by elementwise products and a sum, in full precision; TensorRT runs MatMul in TF32."""
-    rank = max(x.rank, y.rank)
-    (*xs, rows, inner), (*ys, _, columns) = x.shape, y.shape
-    padded = zip([1] * (rank - x.rank) + xs, [1] * (rank - y.rank) + ys)
-    batch = (q if p == 1 else p if q == 1 or p is not None else q for p, q in padded)
-    shape = (*batch, rows, inner, columns)
-    products = b.op("Mul", b.unsqueeze(x, x.rank), b.unsqueeze(y, y.rank - 2), shape=shape)
-    return b.reduce_sum(products, [rank - 1])
+    products = b.op("Mul", b.unsqueeze(x, x.rank), b.unsqueeze(y, y.rank - 2))
+    return b.reduce_sum(products, [products.rank - 2])
 
 
 def size_of(A: TensorInfo, name: str) -> int:

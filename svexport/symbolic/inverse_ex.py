@@ -21,9 +21,9 @@ def body(b: Builder, A: Value, n: int) -> tuple[Value, Value]:
 
 def failed(b: Builder, inverse: Value) -> Value:
     """1 for every matrix with an infinite or NaN element, otherwise 0; int32."""
-    finite = b.op("Less", b.op("Abs", inverse), b.like(np.inf, inverse), dtype=TensorProto.BOOL, shape=inverse.shape)
+    finite = b.op("Less", b.op("Abs", inverse), b.like(np.inf, inverse))
     worst = b.reduce("ReduceMin", b.cast(finite, TensorProto.FLOAT), [inverse.rank - 2, inverse.rank - 1])
-    return b.cast(b.op("Sub", b.like(1, worst), worst, dtype=worst.dtype, shape=worst.shape), TensorProto.INT32)
+    return b.cast(b.op("Sub", b.like(1, worst), worst), TensorProto.INT32)
 
 
 def convert(A: TensorInfo, *_: bool) -> tuple[TensorInfo, int]:

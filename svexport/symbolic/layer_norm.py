@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ def body(
         if all(isinstance(size, int) for size in normalized_shape):
             weight = b.constant(np.ones(normalized_shape), x.dtype)
         else:
-            weight = b.op("Expand", b.like(1, x), b.shape(*normalized_shape))
+            weight = b.expand(b.like(1, x), *normalized_shape)
     return normalize(b, x, len(normalized_shape), weight, bias, eps)
 
 
@@ -42,15 +41,15 @@ def define(b: Builder, x: Value, dims: int, weight: Value | None, bias: Value | 
     precise = TensorProto.DOUBLE if double else TensorProto.FLOAT
     y = b.cast(x, precise)
     axes = range(-dims, 0)
-    centred = b.op("Sub", y, b.reduce("ReduceMean", y, axes, keepdims=True), shape=x.shape)
+    centred = b.op("Sub", y, b.reduce("ReduceMean", y, axes, keepdims=True))
     # ONNX Runtime and TensorRT fuse the pattern with Pow. For float64 avoid it: ONNX Runtime's fusion drops eps there.
     power = b.op("Mul", centred, centred) if double else b.op("Pow", centred, b.like(2, y))
-    variance = b.reduce("ReduceMean", replace(power, shape=x.shape), axes, keepdims=True)
-    y = b.op("Div", centred, b.op("Sqrt", b.op("Add", variance, b.like(eps, y))), shape=x.shape)
+    variance = b.reduce("ReduceMean", power, axes, keepdims=True)
+    y = b.op("Div", centred, b.op("Sqrt", b.op("Add", variance, b.like(eps, y))))
     if weight is not None:
-        y = b.op("Mul", y, b.cast(weight, precise), shape=x.shape)
+        y = b.op("Mul", y, b.cast(weight, precise))
     if bias is not None:
-        y = b.op("Add", y, b.cast(bias, precise), shape=x.shape)
+        y = b.op("Add", y, b.cast(bias, precise))
     return b.cast(y, x.dtype)
 
 

@@ -28,14 +28,14 @@ def body(
     n, s, m, d = (b.dim(value, axis) for axis in range(4))
     queries, levels, points = (b.dim(sampling_locations, axis) for axis in (1, 3, 4))
     if 0 in (levels, points):  # an empty sum: ONNX Runtime would write the first matrix only
-        return b.op("Expand", b.constant(0, dtype), b.shape(n, queries, b.product(m, d)))
+        return b.expand(b.constant(0, dtype), n, queries, b.product(m, d))
     samples = b.product(levels, points)
     every = b.product(m, samples)
 
     # Samples have the layout (N, Lq, M*L*P): per-level and per-head numbers are small tables along the last dimension,
     # and a runtime's inner loops are long.
     def table(x: Value) -> Value:  # (L, 1) or (M, 1, 1) -> (M*L*P,)
-        return b.reshape(b.op("Expand", x, b.shape(m, levels, points)), every)
+        return b.reshape(b.expand(x, m, levels, points), every)
 
     heads = b.cast(b.shape(m), INDEX)
     size = b.cast(spatial_shapes, INDEX)
@@ -48,7 +48,7 @@ def body(
 
     def axis(location: Value, size: Value) -> list[tuple[Value, Value]]:
         size = b.cast(size, precise)
-        x = b.op("Sub", b.op("Mul", location, size, shape=location.shape), b.like(0.5, location), shape=location.shape)
+        x = b.op("Sub", b.op("Mul", location, size), b.like(0.5, location))
         return corners(b, x, size)
 
     locations = b.reshape(b.cast(sampling_locations, precise), n, queries, every, 2)

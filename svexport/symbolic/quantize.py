@@ -43,14 +43,14 @@ def body(b: Builder, x: Value, scale: float, scales: Value | None, axis: int, re
     if native(b, scales, precise):
         if restricted:  # QuantizeLinear saturates at -128
             lowest = b.like(-127 * scale, y) if scales is None else b.op("Mul", step, b.like(-127, y))
-            y = b.op("Max", y, lowest, shape=x.shape)
+            y = b.op("Max", y, lowest)
         return linear(b, "QuantizeLinear", y, scale, scales, axis, TensorProto.INT8)
-    y = b.clip(b.op("Div", y, step, shape=x.shape), -127.0 if restricted else -128.0, 127.0)
+    y = b.clip(b.op("Div", y, step), -127.0 if restricted else -128.0, 127.0)
     if b.opset >= 11:
-        y = b.op("Round", y, shape=x.shape)
+        y = b.op("Round", y)
     else:  # near 1.5 * 2**p the last of p bits is worth 1, so the addition rounds, half to even
         large = b.like(1.5 * 2.0 ** (52 if precise == TensorProto.DOUBLE else 23), y)
-        y = b.op("Sub", b.op("Add", y, large, shape=x.shape), large, shape=x.shape)
+        y = b.op("Sub", b.op("Add", y, large), large)
     return b.cast(y, TensorProto.INT8)
 
 

@@ -33,9 +33,7 @@ def body(
     enable_gqa: bool,
 ) -> Value:
     if 0 in (*query.shape[:-1], *key.shape[:-1], value.shape[-1]):
-        shape = [b.dim(query, i) for i in range(query.rank - 1)] + [b.dim(value, -1)]
-        sizes = [d if isinstance(d, int) else None for d in shape]
-        return b.op("Expand", b.like(0, query), b.shape(*shape), shape=sizes)
+        return b.expand(b.like(0, query), *(b.dim(query, i) for i in range(query.rank - 1)), b.dim(value, -1))
     if enable_gqa:
         key, value = repeat_heads(b, key, query), repeat_heads(b, value, query)
     rank = max(query.rank, key.rank)
@@ -55,7 +53,7 @@ def body(
         # The softmax is NaN where the mask leaves no key. Test the mask for that, not the scores: it may be constant.
         most = b.reduce("ReduceMax", bias, [bias.rank - 1], keepdims=True)
         nothing = b.op("Less", most, b.like(LOWEST.get(bias.dtype, float(np.finfo(np.float32).min)), bias))
-        output = b.op("Where", nothing, b.like(0, query), output, dtype=query.dtype)
+        output = b.op("Where", nothing, b.like(0, query), output)
     return output
 
 
@@ -70,19 +68,17 @@ def _factor(b: Builder, query: Value, scale: Sequence[float]) -> Value:
 
 def _bias(b: Builder, mask: Value, query: Value) -> Value:
     """The bias that a boolean mask adds to the scores: 0 or -inf."""
-    return b.op("Where", mask, b.like(0, query), b.like(-np.inf, query), dtype=query.dtype, shape=mask.shape)
+    return b.op("Where", mask, b.like(0, query), b.like(-np.inf, query))
 
 
 def repeat_heads(b: Builder, x: Value, query: Value) -> Value:
     """Repeats each head for the query heads that share it."""
-    *batch, heads, length, size = (b.dim(x, i) for i in range(x.rank))
+    *batch, heads, length, size = b.dims(x)
     wanted = b.dim(query, -3)
     groups = b.quotient(wanted, heads)
     if groups == 1:
         return x
-    dims = [*batch, heads, groups, length, size]
-    shape = [d if isinstance(d, int) else None for d in dims]
-    repeated = b.op("Expand", b.unsqueeze(x, x.rank - 2), b.shape(*dims), shape=shape)
+    repeated = b.expand(b.unsqueeze(x, x.rank - 2), *batch, heads, groups, length, size)
     return b.reshape(repeated, *batch, wanted, length, size)
 
 

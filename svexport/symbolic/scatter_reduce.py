@@ -74,7 +74,7 @@ def _mean(b: Builder, total: Value, count: Value) -> Value:
 
 def _elements(b: Builder, x: Value, dim: int, index: Value, src: Value, reduce: str, include_self: bool) -> Value:
     def filled(number: Value, like: Value) -> Value:
-        return b.op("Expand", number, b.shape(*(b.dim(like, i) for i in range(like.rank))), shape=like.shape)
+        return b.expand(number, *b.dims(like))
 
     base = x if include_self else b.op("ScatterElements", x, index, filled(_neutral(b, x, reduce), index), axis=dim)
     result = b.op("ScatterElements", base, index, src, axis=dim, reduction=_ONNX[reduce])
@@ -103,27 +103,19 @@ def _compared(b: Builder, x: Value, dim: int, index: Value, src: Value, reduce: 
     rank = x.rank
     last = [*(axis for axis in range(rank) if axis != dim), dim]
     x, index, src = (b.transpose(v, last) for v in (x, index, src))
-    places = b.op(
-        "Equal",
-        b.unsqueeze(index, rank),
-        b.arange(b.dim(x, rank - 1)),
-        dtype=TensorProto.BOOL,
-        shape=(None,) * (rank + 1),
-    )  # (*, J, S)
+    places = b.op("Equal", b.unsqueeze(index, rank), b.arange(b.dim(x, rank - 1)))  # (*, J, S)
     neutral = _neutral(b, x, reduce)
-    parts = b.op("Where", places, b.unsqueeze(src, rank), neutral, dtype=x.dtype, shape=places.shape)
+    parts = b.op("Where", places, b.unsqueeze(src, rank), neutral, dtype=x.dtype)
     count = b.reduce_sum(b.cast(places, x.dtype), [rank - 1])
     base = x
     if not include_self:
-        base = b.op("Where", b.op("Less", b.like(0, x), count), neutral, x, dtype=x.dtype, shape=x.shape)
+        base = b.op("Where", b.op("Less", b.like(0, x), count), neutral, x)
     # Concat rejects shapes that do not fit; Add and other elementwise nodes would broadcast them.
     together = b.concat([b.unsqueeze(base, rank - 1), parts], rank - 1)
     result = b.reduce(_REDUCE[reduce], Value(together.name, x.dtype, parts.shape), [rank - 1])
     if reduce == "mean":
         one = b.like(1, x)
-        more = (
-            one if include_self else b.op("Where", b.op("Less", b.like(0, x), count), b.like(0, x), one, dtype=x.dtype)
-        )
+        more = one if include_self else b.op("Where", b.op("Less", b.like(0, x), count), b.like(0, x), one)
         result = _mean(b, result, b.op("Add", count, more))
     return b.transpose(Value(result.name, x.dtype, x.shape), np.argsort(last).tolist())
 
@@ -138,8 +130,4 @@ def convert(
     return input, dim, index, src, REDUCTIONS.index(reduce), include_self
 
 
-Symbolic(
-    OP,
-    body,
-    aten={"scatter_add": convert, "scatter_reduce.two": convert, "scatter.reduce": convert},
-)
+Symbolic(OP, body, aten={"scatter_add": convert, "scatter_reduce.two": convert, "scatter.reduce": convert})

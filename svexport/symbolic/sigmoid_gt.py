@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import torch
-from onnx import TensorProto
 
 from svexport.ops.sigmoid_gt import OP, logit_below
 from svexport.symbolic._builder import Builder, Value, dtype_name
@@ -16,7 +15,7 @@ __all__: list[str] = []
 
 def body(b: Builder, x: Value, threshold: float) -> Value:
     def compare(op_type: str, bound: float) -> Value:
-        return b.op(op_type, x, b.like(bound, x), dtype=TensorProto.BOOL, shape=x.shape)
+        return b.op(op_type, x, b.like(bound, x))
 
     if threshold < 0:  # true for all but NaN, for which every comparison is false
         return b.op("Or", compare("Greater", -math.inf), compare("Less", 0))

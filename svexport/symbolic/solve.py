@@ -22,8 +22,8 @@ def solved(b: Builder, A: Value, B: Value, n: int, left: bool, vector: bool) -> 
         a, right = _transposed(b, a), _transposed(b, right)
     inverse = eliminate(b, a)
     guess = product(b, inverse, right)
-    residual = b.op("Sub", right, product(b, a, guess), shape=guess.shape)
-    result = b.op("Add", guess, product(b, inverse, residual), shape=guess.shape)
+    residual = b.op("Sub", right, product(b, a, guess))
+    result = b.op("Add", guess, product(b, inverse, residual))
     if not left:
         result = _transposed(b, result)
     return b.cast(b.squeeze(result, result.rank - 1) if vector else result, B.dtype), inverse

@@ -26,7 +26,7 @@ def body(b: Builder, x: Value, pool: int) -> Value:
         blocks = b.quotient(b.op("Add", c, b.ints(31), shape=(1,)), 32)
         padding = b.op("Sub", b.shape(b.product(blocks, 32)), c, shape=(1,))
     if padding != 0:  # by Concat: Pad does not support int8 before opset 11
-        zeros = b.op("Expand", b.like(0, x), b.shape(n, padding, h, w), dtype=dtype)
+        zeros = b.expand(b.like(0, x), n, padding, h, w)
         x = b.op("Concat", x, zeros, axis=1)
     return b.transpose(b.reshape(x, n, blocks, 32, h, w), (0, 1, 3, 4, 2))
 

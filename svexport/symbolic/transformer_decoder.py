@@ -11,7 +11,7 @@ from onnx import TensorProto
 from svexport.ops._decoder.config import EPS, weight_names
 from svexport.ops.transformer_decoder import OP
 from svexport.symbolic import add_bias_residual_layer_norm, camera_sample, scaled_dot_product_attention
-from svexport.symbolic._builder import Builder, Dim, Value
+from svexport.symbolic._builder import Builder, Dim, Value, static
 from svexport.symbolic._symbolic import Symbolic
 from svexport.symbolic.layer_norm import normalize
 
@@ -25,15 +25,14 @@ class _Layers:
         self.b, self.parameters, self.heads = b, parameters, heads
         self.batch, self.queries = b.dim(query, 0), b.dim(query, 1)
         self.cams, self.channels = b.dim(lidar2img, 1), b.dim(parameters["cls.0.bias"], 0)
-        sizes = self.batch, self.queries, self.channels
-        self.shape = tuple(d if isinstance(d, int) else None for d in sizes)
+        self.shape = static(self.batch, self.queries, self.channels)
 
     def linear(self, name: str, x: Value, bias: bool = True) -> Value:
         y = _product(self.b, x, self.parameters[f"{name}.weight"])
-        return self.b.op("Add", y, self.parameters[f"{name}.bias"], shape=y.shape) if bias else y
+        return self.b.op("Add", y, self.parameters[f"{name}.bias"]) if bias else y
 
     def relu(self, x: Value) -> Value:
-        return self.b.op("Relu", x, shape=x.shape)
+        return self.b.op("Relu", x)
 
     def branch(self, name: str, x: Value) -> Value:
         """Linear, norm and ReLU, twice."""
@@ -51,7 +50,7 @@ class _Layers:
     def attended(self, layer: str, query: Value, query_pos: Value, extra: Value | None) -> Value:
         """The queries after self attention."""
         b, channels = self.b, self.channels
-        where = b.op("Add", query, query_pos, shape=self.shape)
+        where = b.op("Add", query, query_pos)
         weight = b.reshape(self.parameters[f"{layer}.mha.in_proj_weight"], 3, channels, channels)
         bias = b.reshape(self.parameters[f"{layer}.mha.in_proj_bias"], 3, channels)
         projected = []
@@ -109,7 +108,7 @@ def body(
         layer = f"layers.{i}"
         query = layers.attended(layer, query, query_pos, query_pos if residual_query_pos else None)
         svca = f"{layer}.svca"
-        where = b.op("Add", query, query_pos, shape=layers.shape)
+        where = b.op("Add", query, query_pos)
         scores = layers.linear(f"{svca}.attention_weights", where)
         scores = b.reshape(scores, *sizes, layers.cams, num_points, len(levels), num_groups)
         offsets = zero
@@ -134,8 +133,8 @@ def body(
 def _boxes(b: Builder, points: Value, box: Value, pc_range: Sequence[float], precise: int) -> Value:
     """The boxes of the last layer, with centres in metres."""
     low, high = np.split(np.array(pc_range), 2)
-    centre = b.op("Mul", points, b.constant(high - low, precise), shape=points.shape)
-    centre = b.op("Add", centre, b.constant(low, precise), shape=points.shape)
+    centre = b.op("Mul", points, b.constant(high - low, precise))
+    centre = b.op("Add", centre, b.constant(low, precise))
     places = ((centre, 0, 2), (box, 2, 4), (centre, 2, 3), (box, 5, np.iinfo(np.int64).max))
     return b.concat([b.slice(t, 2, start, end) for t, start, end in places], axis=2)
 
@@ -147,9 +146,9 @@ def _product(b: Builder, x: Value, weight: Value) -> Value:
 
 def _inverse_sigmoid(b: Builder, x: Value) -> Value:
     x = b.clip(x, 0.0, 1.0)
-    one = b.op("Sub", b.like(1, x), x, dtype=x.dtype, shape=x.shape)
-    ratio = b.op("Div", b.clip(x, EPS, None), b.clip(one, EPS, None), shape=x.shape)
-    return b.op("Log", ratio, shape=x.shape)
+    one = b.op("Sub", b.like(1, x), x)
+    ratio = b.op("Div", b.clip(x, EPS, None), b.clip(one, EPS, None))
+    return b.op("Log", ratio)
 
 
 def _levels(

@@ -22,8 +22,8 @@ _MASK = 2**22
 def body(b: Builder, input: Value, diagonal: Dim, upper: bool) -> Value:
     kept = keep(b, b.dim(input, -2), b.dim(input, -1), diagonal, upper)
     if input.dtype == TensorProto.BOOL:
-        return b.op("And", input, kept, shape=input.shape)
-    return b.op("Where", kept, input, b.like(0, input), dtype=input.dtype, shape=input.shape)
+        return b.op("And", input, kept)
+    return b.op("Where", kept, input, b.like(0, input))
 
 
 def keep(b: Builder, rows: Dim, columns: Dim, diagonal: Dim, upper: bool) -> Value:
@@ -33,8 +33,8 @@ def keep(b: Builder, rows: Dim, columns: Dim, diagonal: Dim, upper: bool) -> Val
         return b.constant(np.triu(ones, diagonal) if upper else np.tril(ones, diagonal))
     column = b.arange(columns)
     row = b.unsqueeze(b.op("Add", b.arange(rows), b.shape(diagonal)), 1)
-    outside = b.op("Less", *((column, row) if upper else (row, column)), dtype=TensorProto.BOOL)
-    return b.op("Not", outside, shape=tuple(d if isinstance(d, int) else None for d in (rows, columns)))
+    outside = b.op("Less", *((column, row) if upper else (row, column)))
+    return b.op("Not", outside)
 
 
 def convert(upper: bool, input: TensorInfo, diagonal: int | TensorInfo) -> tuple[Any, ...] | None:

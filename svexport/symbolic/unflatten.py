@@ -13,7 +13,7 @@ __all__: list[str] = []
 
 
 def body(b: Builder, input: Value, dim: int, sizes: Sequence[Dim]) -> Value:
-    dims = [b.dim(input, i) for i in range(input.rank)]
+    dims = b.dims(input)
     dim %= input.rank
     sizes = list(sizes)
     if -1 in sizes:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from svexport.ops.unfold import OP
-from svexport.symbolic._builder import Builder, Dim, Value
+from svexport.symbolic._builder import Builder, Dim, Value, static
 from svexport.symbolic._symbolic import Symbolic, TensorInfo
 
 __all__: list[str] = []
@@ -16,7 +16,7 @@ __all__: list[str] = []
 def body(b: Builder, input: Value, dimension: int, size: int, step: int) -> Value:
     rank = input.rank
     dimension %= rank
-    dims = [b.dim(input, i) for i in range(rank)]
+    dims = b.dims(input)
     length = dims[dimension]
     count: Dim
     if isinstance(length, int):
@@ -30,7 +30,7 @@ def body(b: Builder, input: Value, dimension: int, size: int, step: int) -> Valu
     else:
         inside = b.constant(np.arange(size, dtype=np.int64))
         start = b.op("Mul", b.unsqueeze(b.arange(count), 1), b.ints(step))
-        shape = [d if isinstance(d, int) else None for d in (*dims[:dimension], count, size, *dims[dimension + 1 :])]
+        shape = static(*dims[:dimension], count, size, *dims[dimension + 1 :])
         windows = b.op("Gather", input, b.op("Add", start, inside), axis=dimension, shape=shape)
     others = [i for i in range(rank + 1) if i != dimension + 1]
     return b.transpose(windows, [*others, dimension + 1])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from svexport.tensorrt.check.report import CheckReport
-from svexport.text import number_of, plain
+from svexport.text import Report, number_of, table
 from svexport.untrusted import parse_json
 
 __all__ = ["BuildReport", "Layer", "read_layers"]
@@ -85,7 +84,7 @@ def _format(tensor: Any) -> str:
 
 
 @dataclass(frozen=True, repr=False)
-class BuildReport:
+class BuildReport(Report):
     """The report of :func:`svexport.build`; ``print`` shows it as tables.
 
     Attributes:
@@ -139,47 +138,21 @@ class BuildReport:
         return f"BuildReport({self.source} -> {self.path}: {len(self.layers)} layers, TensorRT {self.tensorrt})"
 
     def __str__(self) -> str:
-        return f"{plain(self.tables(), self.notes)}\n{self.trtexec}"
+        return f"{super().__str__()}\n{self.trtexec}"
 
     def tables(self) -> list[Any]:
         """The report as rich renderables: a summary, plugins, reformats."""
-        from rich import box
-        from rich.table import Table
-        from rich.text import Text
-
         name = self.path.name if self.path else "an engine in memory"
-        summary = Table(title=Text(f"{self.source} -> {name}", "bold"), box=box.SIMPLE_HEAD, show_header=False)
-        summary.title_justify = "left"
-        for fact in self._facts():
-            summary.add_row(*map(Text, fact))
-        tables: list[Any] = [summary]
+        tables: list[Any] = [table((), self._facts(), f"{self.source} -> {name}")]
         for header, rows in self._lists():
-            table = Table(box=box.SIMPLE_HEAD)
-            for title in header:
-                table.add_column(title, overflow="fold")
-            for row in rows[:_SHOWN]:
-                table.add_row(*map(Text, row))
-            if len(rows) > _SHOWN:
-                table.add_row(f"and {len(rows) - _SHOWN} more", "", "")
-            tables.append(table)
+            more = len(rows) - _SHOWN
+            tables.append(table(header, [*rows[:_SHOWN], *[(f"and {more} more", "", "")] * (more > 0)]))
         return tables
 
-    def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Writes the report as one page that lists every layer.
+    def _title(self) -> str:
+        return f"{self.source} by TensorRT {self.tensorrt}"
 
-        Raises:
-            SvexportError: if it cannot be written.
-        """
-        from svexport import html
-
-        html.write(path, html.page(f"{self.source} by TensorRT {self.tensorrt}", *self.html_body()))
-
-    def _repr_html_(self) -> str:
-        from svexport import html
-
-        return html.fragment(*self.html_body())
-
-    def html_body(self) -> list[str]:
+    def html_body(self, picture: Any = None) -> list[str]:
         """The report as pieces of a page: summary, plugins, reformats, layers, notes."""
         from svexport import html
 

@@ -6,6 +6,7 @@ Whatever a node is written as is exactly what it means, in ONNX Runtime too.
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,8 +17,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from svexport.graph.opsets import rules
 from svexport.graph.opsets.known import Known
-from svexport.graph.scope import constant_value, constants_as_tensors, drop_unused, is_standard, used_names
-from svexport.graph.substitute import give_outputs, substitute
+from svexport.graph.scope import constants_as_tensors, constants_in, drop_unused, is_standard, used_names
+from svexport.graph.substitute import Made, rewrite
 from svexport.graph.walk import attributes_of, graphs, opset_of
 from svexport.symbolic._builder import Builder, Value
 from svexport.symbolic.layer_norm import define
@@ -64,29 +65,20 @@ def write_for(model: onnx.ModelProto, target: Target, types: Mapping[str, Value]
         target: the TensorRT version.
         types: of the model's values, by name; what is not known is left as it is.
     """
-    opset = opset_of(model)
-    arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer if _is_small(tensor)}
-    for graph in graphs(model.graph):
-        for node in graph.node:
-            if is_standard(node, "Constant") and (tensor := constant_value(node)) is not None and _is_small(tensor):
-                arrays[node.output[0]] = numpy_helper.to_array(tensor)
+    known = ChainMap(*map(constants_in, graphs(model.graph)))
+    arrays = {name: numpy_helper.to_array(tensor) for name, tensor in known.items() if _is_small(tensor)}
 
-    def build(node: onnx.NodeProto, prefix: str) -> Builder | None:
+    def write(b: Builder, node: onnx.NodeProto) -> Made:
         form = _FORMS.get(node.op_type)
-        if form is None or not is_standard(node, node.op_type) or not form.since <= target.version < form.before:
+        if form is None or not form.since <= target.version < form.before:
             return None
-        builder = Builder(opset, f"{prefix}as_")
         inputs, outputs = ([types.get(name, Value(name)) for name in names] for names in (node.input, node.output))
         constants = [arrays.get(name) for name in node.input]
         known = _Node(attributes_of(node), inputs, outputs, constants, target.version)
-        made = form.write(builder, known)
-        if made is None:
-            return None
-        give_outputs(builder, [made] if isinstance(made, Value) else made, node)
-        return builder
+        return form.write(b, known)
 
     before = [(graph, used_names(graph)) for graph in graphs(model.graph)]
-    substitute(model, build)
+    rewrite(model, "as", write)
     for graph, used in reversed(before):
         drop_unused(graph, used)
 
@@ -207,7 +199,7 @@ def _shape(b: Builder, node: _Node) -> Any:
     start, end = node.attributes.get("start", 0), node.attributes.get("end")
     if not start and end is None:
         return None
-    whole = b.op("Shape", node.inputs[0], dtype=TensorProto.INT64)
+    whole = b.op("Shape", node.inputs[0])
     return b.slice(whole, 0, start, np.iinfo(np.int32).max if end is None else end)
 
 
@@ -224,10 +216,10 @@ def _mod(b: Builder, node: _Node) -> Any:
         return rest
     zero = b.like(0, x)
     opposite = [
-        b.op("And", b.op(one, rest, zero, dtype=TensorProto.BOOL), b.op(other, y, zero, dtype=TensorProto.BOOL))
+        b.op("And", b.op(one, rest, zero), b.op(other, y, zero))
         for one, other in (("Less", "Greater"), ("Greater", "Less"))
     ]
-    wrong = b.op("Or", *opposite, dtype=TensorProto.BOOL)
+    wrong = b.op("Or", *opposite)
     return b.op("Add", rest, b.op("Mul", b.cast(wrong, x.dtype), y))
 
 

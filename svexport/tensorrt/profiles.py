@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import onnx
 
 from svexport.errors import BuildError
+from svexport.text import shape_text
 
 __all__ = ["DEFAULT_BATCH", "Profile", "Range", "profiles_of"]
 
@@ -166,8 +167,7 @@ def _fits(name: str, shapes: Range, sizes: tuple[_Size, ...]) -> None:
     for shape in shapes:
         fits = len(shape) == len(sizes) and all(not isinstance(w, int) or w == g for w, g in zip(sizes, shape))
         if not fits:
-            wanted = ", ".join("?" if size is None else str(size) for size in sizes)
-            raise BuildError(f"{name!r} is [{wanted}] in the file, got the shape {list(shape)}")
+            raise BuildError(f"{name!r} is {shape_text(sizes)} in the file, got the shape {list(shape)}")
 
 
 def _text(sizes: Sequence[int]) -> str:

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 import svexport
 from svexport.graph import attach
 from svexport.graph.nodes import svexport_nodes
-from svexport.graph.prove import prove
 from svexport.graph.simplify import simplify
 from svexport.graph.space_to_depth import fuse_space_to_depth
 from svexport.graph.walk import graphs
 from svexport.ops.add_bias_residual_layer_norm import OP as LAYER_NORM
+from tests.graph.prove import prove
 from tests.support import OPSETS, op_model, run_model
 
 

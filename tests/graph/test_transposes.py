@@ -18,9 +18,9 @@ from svexport.errors import VerificationError
 from svexport.graph.cut import Network
 from svexport.graph.motion import FAMILIES
 from svexport.graph.permutation import compose, extend, identity, inverse, restrict
-from svexport.graph.prove import prove
 from svexport.graph.transposes import remove_transposes
 from svexport.graph.walk import graphs
+from tests.graph.prove import prove
 from tests.support import calls
 
 SIZES = {"N": 2, "H": 4, "W": 5}

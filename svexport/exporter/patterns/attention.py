@@ -71,9 +71,7 @@ def _product(traced: Traced, node: fx.Node) -> _Product | None:
 def find(traced: Traced) -> Iterator[Pattern]:
     """Every attention in a graph: a softmax between two products."""
     for node in traced.graph.nodes:
-        is_softmax = node.target in SOFTMAX or (
-            node.op == "call_module" and isinstance(traced.module.get_submodule(str(node.target)), nn.Softmax)
-        )
+        is_softmax = node.target in SOFTMAX or isinstance(traced.called(node), nn.Softmax)
         if is_softmax and len(node.users) == 1 and (pattern := _attention(traced, node)) is not None:
             yield pattern
 

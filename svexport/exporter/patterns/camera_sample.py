@@ -21,19 +21,19 @@ from svexport.exporter.patterns.pattern import Pattern, source_of
 from svexport.exporter.patterns.traced import Traced, operand
 from svexport.exporter.proof import Random
 
-__all__ = ["SAMPLERS", "find", "looking"]
+__all__ = ["CROP", "SAMPLERS", "find", "looking"]
 
 SAMPLERS: set[Any] = {F.grid_sample, torch.grid_sampler, torch.grid_sampler_2d}
 _ACTIVATIONS: dict[Any, str] = {
     **dict.fromkeys((torch.sigmoid, F.sigmoid, "sigmoid"), "sigmoid"),
     **dict.fromkeys((torch.softmax, F.softmax, "softmax"), "softmax"),
 }
-_MODULES = {nn.Sigmoid: "sigmoid", nn.Softmax: "softmax"}
+_MODULES: dict[type, str] = {nn.Sigmoid: "sigmoid", nn.Softmax: "softmax"}
 _TRANSPOSES = {"permute", "transpose", "swapaxes", torch.permute, torch.transpose}
 _TRIES = 6
 """Most nodes that are tried as the final sum."""
 
-_SIZE = 12
+CROP = 12
 """Features are cropped to this many pixels each way when drawn values are tried."""
 
 
@@ -168,9 +168,8 @@ def _weights(traced: Traced, sampling: _Sampling, output: fx.Node) -> Iterator[t
     cams, levels = traced.values[sampling.cameras].shape[1], len(sampling.features)
     samples = set(sampling.samples)
     for node in traced.graph.nodes:
-        activation = _ACTIVATIONS.get(node.target)
-        if node.op == "call_module":
-            activation = _MODULES.get(type(traced.module.get_submodule(str(node.target))))
+        called = traced.called(node)
+        activation = _ACTIVATIONS.get(node.target) if called is None else _MODULES.get(type(called))
         if activation is None or node not in traced.ancestors(output) or samples & traced.ancestors(node):
             continue
         before = operand(node, 0, "input")
@@ -225,7 +224,7 @@ def _pattern(
             cameras[:, -1] = _behind(options).to(cameras)
         else:
             cameras = looking(given[1], options, random)
-        features = [random.normal(traced.values[node][..., :_SIZE, :_SIZE]) for node in sampling.features]
+        features = [random.normal(traced.values[node][..., :CROP, :CROP]) for node in sampling.features]
         return [points, cameras, random.normal(given[2], scale=2.0), *features]
 
     given = sampling.points, sampling.cameras, weights, *sampling.features

@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from svexport import ops
-from svexport.exporter.patterns.camera_sample import looking
-from svexport.exporter.patterns.pattern import VIEWS
+from svexport.exporter.patterns.camera_sample import CROP, looking
+from svexport.exporter.patterns.pattern import ADDS, RELUS, VIEWS
 from svexport.exporter.patterns.traced import NotTraced, Traced
 from svexport.exporter.proof import Proof, Random
 from svexport.ops._decoder.gradients import recorded, takes
@@ -34,9 +33,6 @@ PARTS = "camera_sample", "scaled_dot_product_attention"
 """Ops of which every layer has one, in the graph in which a decoder is searched."""
 
 _MOVES = VIEWS | {"transpose", "permute", torch.transpose, torch.permute}
-_SUMS = {operator.add, torch.add, "add"}
-_RELUS = {F.relu, torch.relu, "relu"}
-_SIZE = 12
 
 Node = Any  # a node of a graph, whose arguments may be anything
 Step = tuple[str, ...]
@@ -101,15 +97,11 @@ class _Walk:
     def __init__(self, traced: Traced) -> None:
         self.traced = traced
 
-    def kind(self, node: Any) -> type | None:
-        return type(self.traced.module.get_submodule(str(node.target))) if node.op == "call_module" else None
-
     def is_a(self, node: Node, kind: type) -> bool:
-        found = self.kind(node)
-        return found is not None and issubclass(found, kind)
+        return isinstance(self.traced.called(node), kind)
 
     def relu(self, node: Node) -> bool:
-        return node.target in _RELUS or self.is_a(node, nn.ReLU)
+        return node.target in RELUS or self.is_a(node, nn.ReLU)
 
     def back(self, node: Any, kind: type) -> Node:
         """The call of a module of class ``kind`` whose output the node views."""
@@ -144,7 +136,7 @@ class _Walk:
             norms = [user for user in node.users if self.is_a(user, nn.LayerNorm)]
             if norms:
                 return norms[0], others
-            sums = [user for user in node.users if user.target in _SUMS]
+            sums = [user for user in node.users if user.target in ADDS]
             if len(sums) != 1 or len(node.users) != 1:
                 raise NotTraced(f"expects a LayerNorm of a sum after {node}")
             others += [n for n in sums[0].all_input_nodes if n is not node]
@@ -182,7 +174,7 @@ def _layer(walk: _Walk, attend: Node, sample: Node) -> tuple[list[tuple[Node, ..
     q, k, v = (walk.back(x, _LINEAR) for x in attend.args[:3])
     query = v.args[0]
     where = q.args[0]
-    summands = where.all_input_nodes if isinstance(where, fx.Node) and where.target in _SUMS else []
+    summands = where.all_input_nodes if isinstance(where, fx.Node) and where.target in ADDS else []
     if k.args[0] is not where or query not in summands or len(summands) != 2:
         raise NotTraced("expects attention among query + position")
     query_pos = next(n for n in summands if n is not query)
@@ -216,7 +208,7 @@ def _encoder(walk: _Walk, nodes: list[Node]) -> list[Node]:
 
 def _ffn(walk: _Walk, norm: Node) -> list[Node]:
     for user in norm.users:
-        if walk.kind(user) is _LINEAR:
+        if type(walk.traced.called(user)) is _LINEAR:
             try:
                 chain = [user, *walk.forth(user, _RELU, _LINEAR)]
                 walk.norm(chain[-1])
@@ -365,7 +357,7 @@ def _draw(traced: Traced, decoder: Decoder, random: Random) -> list[Tensor]:
         traced.values[n].detach() for n in (decoder.query, decoder.query_pos, decoder.points, decoder.cameras)
     )
     places = random.uniform(points)
-    features = [random.normal(traced.values[n][..., :_SIZE, :_SIZE]) for n in decoder.features]
+    features = [random.normal(traced.values[n][..., :CROP, :CROP]) for n in decoder.features]
     rig = looking(cameras, dict(decoder.options), random)
     return [random.normal(query), random.normal(query_pos), places, rig, *features]
 

@@ -9,18 +9,17 @@ values that it was given.
 from __future__ import annotations
 
 import copy
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from svexport import ops
 from svexport.exporter.functions import starts_of
 from svexport.exporter.patterns.ms_deform_attn import shapes_of
+from svexport.exporter.patterns.pattern import ADDS, RELUS
 from svexport.exporter.patterns.projections import projected_deform_attn
 from svexport.exporter.patterns.rewrite import Rewrite, apply, replace_nodes, weights_of
 from svexport.exporter.patterns.traced import NotTraced, Traced
@@ -34,8 +33,6 @@ __all__ = ["OP", "WHAT", "Attention", "Encoder", "encode", "find", "prove", "put
 
 OP, WHAT = "ms_deform_attn", "an encoder of the Deformable DETR kind"
 
-_SUMS = {operator.add, torch.add, "add"}
-_RELUS = {F.relu, torch.relu, "relu"}
 
 Node = Any  # a node of a graph, whose arguments may be anything
 
@@ -104,7 +101,7 @@ class _Walk:
         self.between: list[str] = []
 
     def module(self, node: Node) -> Any:
-        return self.traced.module.get_submodule(str(node.target)) if node.op == "call_module" else None
+        return self.traced.called(node)
 
     def path(self, module: nn.Module) -> str:
         return next(name for name, m in self.traced.module.named_modules() if m is module)
@@ -122,7 +119,7 @@ class _Walk:
     def norm(self, node: Node, residual: Node) -> Node:
         """The norm of the sum of a node and its residual."""
         total = self.only_user(node)
-        if total.target not in _SUMS or residual not in total.args or len(total.args) != 2 or total.kwargs:
+        if total.target not in ADDS or residual not in total.args or len(total.args) != 2 or total.kwargs:
             raise NotTraced(f"expects the sum of {node} and {residual}")
         norm = self.only_user(total)
         module = self.module(norm)
@@ -141,7 +138,7 @@ class _Walk:
         if first is None or len(norm.users) != 2:
             raise NotTraced(f"expects a feed forward after {norm}")
         relu = self.only_user(first)
-        if relu.target not in _RELUS and type(self.module(relu)) is not nn.ReLU:
+        if relu.target not in RELUS and type(self.module(relu)) is not nn.ReLU:
             raise NotTraced(f"expects a ReLU after {first}")
         if relu.op == "call_module":
             self.between.append(str(relu.target))
@@ -180,7 +177,7 @@ def find(traced: Traced) -> Encoder | None:
 def _given(call: Node, source: Node) -> tuple[Node, ...]:
     """The inputs of a layer: source, positions, centre, scale and sizes."""
     query, _, *rest = call.args
-    if not isinstance(query, fx.Node) or query.target not in _SUMS or len(query.args) != 2 or query.kwargs:
+    if not isinstance(query, fx.Node) or query.target not in ADDS or len(query.args) != 2 or query.kwargs:
         raise NotTraced("expects the sum of source and positions as the query")
     pos = [n for n in query.args if n is not source]
     if len(pos) != 1 or not isinstance(pos[0], fx.Node):

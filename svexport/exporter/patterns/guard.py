@@ -86,19 +86,8 @@ class Guard:
 
 
 _CONTAINERS = {list, dict, set, OrderedDict, Counter, defaultdict, deque}
-_FILLS = {
-    "append",
-    "extend",
-    "insert",
-    "update",
-    "setdefault",
-    "add",
-    "pop",
-    "popleft",
-    "appendleft",
-    "clear",
-    "remove",
-}
+_FILLS = {"append", "extend", "insert", "update", "setdefault", "add"}
+_FILLS |= {"pop", "popleft", "appendleft", "clear", "remove"}
 
 
 _STANDARD = os.path.dirname(os.__file__) + os.sep

@@ -15,15 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from svexport import ops
-from svexport.exporter.patterns.pattern import Pattern, is_bare
+from svexport.exporter.patterns.pattern import ADDS, Pattern, is_bare
 from svexport.exporter.patterns.traced import Traced, operand
 from svexport.exporter.proof import Random
 from svexport.ops._kept import zeros
 from svexport.ops._op import tracing
 
-__all__ = ["SUMS", "find", "layer_norm_of_sum", "norm_of_sum"]
+__all__ = ["find", "layer_norm_of_sum", "norm_of_sum"]
 
-SUMS: set[Any] = {operator.add, torch.add, "add"}
 _add_norm = torch.ops.svexport.add_bias_residual_layer_norm.default
 _NORMS = (nn.LayerNorm, ops.LayerNorm)
 
@@ -83,7 +82,7 @@ def _fits(weight: Any, bias: Any, x: Tensor, residual: Tensor, extra: Tensor | N
 def find(traced: Traced) -> Iterator[Pattern]:
     """Parts that may be :func:`svexport.ops.add_bias_residual_layer_norm`."""
     for node in traced.graph.nodes:
-        module = traced.module.get_submodule(str(node.target)) if node.op == "call_module" else None
+        module = traced.called(node)
         if node.target is not F.layer_norm and not (isinstance(module, _NORMS) and _is_plain(module)):
             continue
         total = operand(node, 0, "input")
@@ -103,7 +102,7 @@ def _summands(traced: Traced, total: Any) -> tuple[fx.Node, ...] | None:
     """The two or three tensors whose sum a node is; None for any other node."""
 
     def two(node: Any) -> tuple[fx.Node, ...]:
-        if not isinstance(node, fx.Node) or node.target not in SUMS or node.kwargs or len(node.args) != 2:
+        if not isinstance(node, fx.Node) or node.target not in ADDS or node.kwargs or len(node.args) != 2:
             return ()
         shapes = [None if traced.tensor(a) is None else traced.values[a].shape for a in node.args]  # type: ignore[index]
         return () if None in shapes or shapes[0] != shapes[1] else tuple(node.args)  # type: ignore[arg-type]

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.autograd import forward_ad
 
 from svexport.exporter.patterns.traced import Traced
 from svexport.exporter.proof import Proof, Random
 
-__all__ = ["VIEWS", "Pattern", "has_plain_gradients", "is_bare", "prove", "source_of"]
+__all__ = ["ADDS", "RELUS", "VIEWS", "Pattern", "has_plain_gradients", "is_bare", "prove", "source_of"]
 
 DRAWS = 3
 """Number of drawn inputs on which a part is tried, besides the model's own."""
@@ -96,6 +98,8 @@ def is_bare(module: nn.Module) -> bool:
     return not hooks and "forward" not in vars(module)
 
 
+ADDS: set[Any] = {operator.add, torch.add, "add"}
+RELUS: set[Any] = {F.relu, torch.relu, "relu"}
 VIEWS = {"view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "contiguous", torch.flatten, torch.reshape}
 VIEWS |= {torch.squeeze, torch.unsqueeze, torch.unflatten}
 

@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from svexport.exporter.functions import deform_attn, parameters, starts_of, whole
 from svexport.exporter.patterns.attention import SOFTMAX
 from svexport.exporter.patterns.ms_deform_attn import deform_attn_of_sizes, drawn_sizes, shapes_of
-from svexport.exporter.patterns.pattern import VIEWS, Pattern, has_plain_gradients, is_bare
+from svexport.exporter.patterns.pattern import ADDS, VIEWS, Pattern, has_plain_gradients, is_bare
 from svexport.exporter.patterns.traced import Traced, operand
 from svexport.exporter.proof import Random
 from svexport.ops._deform_attn_gradients import Shape, projected
@@ -23,7 +23,6 @@ __all__ = ["find", "projected_deform_attn"]
 
 WHAT = "linear layers, softmax, deformable attention"
 
-_ADDS = {operator.add, torch.add, "add"}
 _DIVIDES = {operator.truediv, torch.div, torch.true_divide, "div"}
 
 
@@ -142,7 +141,7 @@ def _like(layer: Any, dtype: torch.dtype) -> nn.Module:
 
 
 def _is_linear(traced: Traced, node: Any) -> bool:
-    return node.op == "call_module" and _is_plain(traced.module.get_submodule(str(node.target)))
+    return _is_plain(traced.called(node))
 
 
 def _source(node: Any) -> Any:
@@ -164,16 +163,15 @@ def _softmax(traced: Traced, node: Any) -> Any:
     node = _source(node)
     if not isinstance(node, fx.Node) or len(node.users) != 1:
         return None
-    if node.op == "call_module":
-        known = type(traced.module.get_submodule(str(node.target))) is nn.Softmax
-    else:
-        known = node.target in SOFTMAX and node.kwargs.get("dtype") is None and len(node.args) <= 2
+    plain = node.target in SOFTMAX and node.kwargs.get("dtype") is None and len(node.args) <= 2
+    called = traced.called(node)
+    known = plain if called is None else type(called) is nn.Softmax
     return operand(node, 0, "input") if known else None
 
 
 def _places(traced: Traced, node: Any) -> tuple[fx.Node, fx.Node, fx.Node] | None:
     """The linear call, centre and scale of a node that is ``centre + linear(query) / scale``; None for any other."""
-    if not isinstance(node, fx.Node) or node.target not in _ADDS or len(node.args) != 2 or len(node.users) != 1:
+    if not isinstance(node, fx.Node) or node.target not in ADDS or len(node.args) != 2 or len(node.users) != 1:
         return None
     for centre, divided in (node.args, node.args[::-1]):
         if not isinstance(divided, fx.Node) or divided.target not in _DIVIDES or len(divided.args) != 2:

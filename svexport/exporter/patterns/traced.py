@@ -332,12 +332,8 @@ class Traced:
                 continue
             if node.op in ("placeholder", "get_attr") or node in self.changed:
                 return None
-            known = (
-                node.target in modules or isinstance(self._module(node), _STATELESS)
-                if node.op == "call_module"
-                else True
-            )
-            if not known:
+            called = self.called(node)
+            if called is not None and node.target not in modules and not isinstance(called, _STATELESS):
                 return None
             found.add(node)
             inputs = node.all_input_nodes
@@ -352,8 +348,9 @@ class Traced:
             return node.target in _LIKE and argument not in (*node.args[1:], *node.kwargs.values())
         return node.target in _LIKES and node.args[0] is argument
 
-    def _module(self, node: fx.Node) -> nn.Module:
-        return self.module.get_submodule(str(node.target))
+    def called(self, node: fx.Node) -> nn.Module | None:
+        """The submodule that a node calls; None for a node that calls none."""
+        return self.module.get_submodule(str(node.target)) if node.op == "call_module" else None
 
     def evaluate(
         self, output: fx.Node, given: Mapping[fx.Node, Any], modules: dict[str, nn.Module] | None = None
@@ -381,10 +378,10 @@ class Traced:
             if node not in needed or not any(n in values for n in node.all_input_nodes):
                 continue
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), value_of)
-            if node.op == "call_module":
+            if (called := self.called(node)) is not None:
                 name = str(node.target)
                 if name not in modules:
-                    modules[name] = copy.deepcopy(self._module(node)).double()
+                    modules[name] = copy.deepcopy(called).double()
                 values[node] = modules[name](*args, **kwargs)
             else:
                 values[node] = _called(self.module, node, args, kwargs)

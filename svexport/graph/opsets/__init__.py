@@ -30,21 +30,8 @@ HIGHEST = 24
 """The highest that they are converted from."""
 
 FAMILIES = (
-    *("shape", "pad", "constant", "index", "reduce", "elementwise", "control"),
-    *(
-        "activation",
-        "norm",
-        "pool",
-        "boxes",
-        "resize",
-        "sample",
-        "product",
-        "quantize",
-        "attention",
-        "signal",
-        "recurrent",
-    ),
-    *("loss", "random", "text", "cast"),
+    *("shape", "pad", "constant", "index", "reduce", "elementwise", "control", "activation", "norm", "pool", "boxes"),
+    *("resize", "sample", "product", "quantize", "attention", "signal", "recurrent", "loss", "random", "text", "cast"),
 )
 """The files of rules in this folder, by what their ops do."""
 

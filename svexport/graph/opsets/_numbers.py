@@ -29,7 +29,6 @@ _FUNCTIONS: dict[str, Any] = {
     "Or": np.logical_or,
     "Where": np.where,
 }
-_BOOL = {"Less", "Greater", "Or"}
 
 
 class Numbers:
@@ -46,7 +45,7 @@ class Numbers:
         if not any(isinstance(x, Value) for x in known):
             with np.errstate(divide="ignore", invalid="ignore"):
                 return _array(_FUNCTIONS[op_type](*known))
-        return self.b.op(op_type, *known, dtype=TensorProto.BOOL if op_type in _BOOL else TensorProto.FLOAT)
+        return self.b.op(op_type, *known)
 
     def size(self, dim: Dim) -> Number:
         """A size as a number, ``(1,)``."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from onnx import TensorProto
-
 from svexport.graph.opsets._float import at_least_float
 from svexport.graph.opsets.rules import Node, down, unchanged
 from svexport.symbolic._builder import FLOAT_TYPES, Builder, Value
@@ -56,29 +54,29 @@ def relu(b: Builder, node: Node) -> Value | None:
 @down("HardSwish", 14)
 def hard_swish(b: Builder, node: Node) -> Value:
     x = node.input()
-    return b.op("Mul", x, b.op("HardSigmoid", x, alpha=1 / 6, beta=0.5, shape=x.shape), shape=x.shape)
+    return b.op("Mul", x, b.op("HardSigmoid", x, alpha=1 / 6, beta=0.5))
 
 
 @down("Celu", 12)
 def celu(b: Builder, node: Node) -> Value:
     x, alpha = node.typed(), node.attribute("alpha")
     if alpha == 1:
-        return b.op("Elu", x, alpha=1.0, shape=x.shape)
-    scaled = b.op("Elu", b.op("Div", x, b.like(alpha, x), shape=x.shape), alpha=1.0, shape=x.shape)
-    return b.op("Mul", scaled, b.like(alpha, x), shape=x.shape)
+        return b.op("Elu", x, alpha=1.0)
+    scaled = b.op("Elu", b.op("Div", x, b.like(alpha, x)), alpha=1.0)
+    return b.op("Mul", scaled, b.like(alpha, x))
 
 
 @down("ThresholdedRelu", 10)
 def thresholded_relu(b: Builder, node: Node) -> Value:
     x = node.typed()
-    above = b.op("Greater", x, b.like(node.attribute("alpha"), x), dtype=TensorProto.BOOL, shape=x.shape)
-    return b.op("Where", above, x, b.like(0, x), dtype=x.dtype, shape=x.shape)
+    above = b.op("Greater", x, b.like(node.attribute("alpha"), x))
+    return b.op("Where", above, x, b.like(0, x))
 
 
 @down("Mish", 18)
 def mish(b: Builder, node: Node) -> Value:
     x = node.input()
-    return b.op("Mul", x, b.op("Tanh", b.op("Softplus", x, shape=x.shape), shape=x.shape), shape=x.shape)
+    return b.op("Mul", x, b.op("Tanh", b.op("Softplus", x)))
 
 
 @down("Gelu", 20)
@@ -88,7 +86,7 @@ def gelu(b: Builder, node: Node) -> Value:
     x = at_least_float(b, given)
 
     def op(op_type: str, *inputs: Value) -> Value:
-        return b.op(op_type, *inputs, shape=x.shape)
+        return b.op(op_type, *inputs)
 
     if node.attribute("approximate") == "tanh":
         cube = op("Mul", op("Mul", op("Mul", x, x), x), b.like(0.044715, x))
@@ -102,5 +100,5 @@ def gelu(b: Builder, node: Node) -> Value:
 @down("Swish", 24)
 def swish(b: Builder, node: Node) -> Value:
     x, alpha = node.typed(), node.attribute("alpha")
-    inner = x if alpha == 1 else b.op("Mul", x, b.like(alpha, x), shape=x.shape)
-    return b.op("Mul", x, b.op("Sigmoid", inner, shape=x.shape), shape=x.shape)
+    inner = x if alpha == 1 else b.op("Mul", x, b.like(alpha, x))
+    return b.op("Mul", x, b.op("Sigmoid", inner))

@@ -9,7 +9,7 @@ import numpy as np
 from onnx import TensorProto, numpy_helper
 
 from svexport.graph.opsets.rules import Node, down
-from svexport.symbolic._builder import Builder, Dim, Value
+from svexport.symbolic._builder import Builder, Dim, Value, static
 from svexport.symbolic.scaled_dot_product_attention import repeat_heads
 from svexport.symbolic.triu import keep
 
@@ -27,19 +27,19 @@ def attention_24(b: Builder, node: Node) -> Value | tuple[Value | None, ...] | N
     valid = b.cast(replace(node.typed(6), shape=(None,)), _INT64)
     keys = b.dim(k, -2)
     places, valid = b.arange(keys), b.unsqueeze(valid, 1, 2, 3)  # (K,), (B, 1, 1, 1)
-    allowed = b.op("Less", places, valid, dtype=_BOOL, shape=(None, 1, 1, None))
+    allowed = b.op("Less", places, valid)
     if node.attribute("is_causal") == 1:
         rows = b.unsqueeze(b.arange(b.dim(q, -2)), 1)  # (Q, 1)
         last = b.op("Sub", b.op("Add", rows, valid), b.shape(b.dim(q, -2)))
-        beyond = b.op("Greater", places, last, dtype=_BOOL, shape=(None, 1, None, None))
-        allowed = b.op("And", allowed, b.op("Not", beyond, shape=beyond.shape), shape=beyond.shape)
+        beyond = b.op("Greater", places, last)
+        allowed = b.op("And", allowed, b.op("Not", beyond))
         node.set(is_causal=0)
     if mask is not None:
         mask = _filled(b, mask, keys)
         if mask.dtype == _BOOL:
             allowed = b.op("And", allowed, mask)
         else:
-            allowed = b.op("Where", allowed, mask, b.like(-math.inf, mask), dtype=mask.dtype)
+            allowed = b.op("Where", allowed, mask, b.like(-math.inf, mask))
     node.give(*node.inputs[:3], allowed, node.given(4), node.given(5))
     return None
 
@@ -51,14 +51,14 @@ def _filled(b: Builder, mask: Value, keys: Dim) -> Value:
         return mask
     rank = mask.rank
     missing = (
-        b.op("Sub", b.shape(keys), b.shape(count), shape=(1,))
+        b.op("Sub", b.shape(keys), b.shape(count))
         if isinstance(keys, Value) or isinstance(count, Value)
         else keys - count
     )
     rest = [*(b.dim(mask, i) for i in range(rank - 1)), missing]
     fill = b.constant(np.array(False)) if mask.dtype == _BOOL else b.like(-math.inf, mask)
-    shape = (*(mask.shape or ())[:-1], keys if isinstance(keys, int) else None)
-    return b.op("Concat", mask, b.op("Expand", fill, b.shape(*rest)), axis=rank - 1, shape=shape)
+    shape = (*(mask.shape or ())[:-1], *static(keys))
+    return b.op("Concat", mask, b.expand(fill, *rest), axis=rank - 1, shape=shape)
 
 
 @down("Attention", 23)
@@ -83,19 +83,19 @@ def attention_23(b: Builder, node: Node) -> tuple[Value | None, ...]:
     steps = [scores]
     if (softcap := node.attribute("softcap")) > 0:
         cap = b.like(softcap, scores)
-        scores = b.op("Mul", b.op("Tanh", b.op("Div", scores, cap, shape=sizes), shape=sizes), cap, shape=sizes)
+        scores = b.op("Mul", b.op("Tanh", b.op("Div", scores, cap)), cap)
     steps.append(scores)
     bias, masked = _bias(b, node, q, k, past)
     for one in bias:
-        scores = b.op("Add", scores, one, shape=sizes)
+        scores = b.op("Add", scores, one)
     steps.append(scores)
     precision = node.attribute("softmax_precision") or scores.dtype
     precise = scores if precision == TensorProto.BFLOAT16 else b.cast(scores, precision)
     weights = b.cast(b.op("Softmax", precise, axis=3, shape=sizes), q.dtype)
     if masked is not None:
-        weights = b.op("Where", masked, b.like(0, weights), weights, dtype=q.dtype, shape=sizes)
+        weights = b.op("Where", masked, b.like(0, weights), weights)
     steps.append(weights)
-    y = b.op("MatMul", weights, v, dtype=q.dtype, shape=(*sizes[:3], (v.shape or (None,) * 4)[3]))
+    y = b.op("MatMul", weights, v, shape=(*sizes[:3], (v.shape or (None,) * 4)[3]))
     if flat:
         y = b.transpose(y, (0, 2, 1, 3))
         y = b.reshape(y, b.dim(y, 0), b.dim(y, 1), b.product(b.dim(y, 2), b.dim(y, 3)))
@@ -132,8 +132,8 @@ def _factor(b: Builder, node: Node, q: Value) -> Value:
         return b.like(math.sqrt(scale), q)
     if isinstance(size, int):
         return b.like(math.sqrt(1 / math.sqrt(size)), q)
-    root = b.op("Sqrt", b.op("Sqrt", b.cast(size, TensorProto.FLOAT), shape=(1,)), shape=(1,))
-    return b.cast(b.op("Reciprocal", root, shape=(1,)), q.dtype)
+    root = b.op("Sqrt", b.op("Sqrt", b.cast(size, TensorProto.FLOAT)))
+    return b.cast(b.op("Reciprocal", root), q.dtype)
 
 
 def _bias(b: Builder, node: Node, q: Value, k: Value, past: Dim) -> tuple[list[Value], Value | None]:
@@ -143,7 +143,7 @@ def _bias(b: Builder, node: Node, q: Value, k: Value, past: Dim) -> tuple[list[V
     if node.given(3) is not None:
         mask = _filled(b, _computed(b, node, 3), b.dim(k, 2))
         if mask.dtype == _BOOL:
-            mask = b.op("Where", mask, zero, lowest, dtype=q.dtype, shape=mask.shape)
+            mask = b.op("Where", mask, zero, lowest)
         parts.append(mask)
     if node.attribute("is_causal") == 1:
         allowed = keep(b, b.dim(q, 2), b.dim(k, 2), past, upper=False)
@@ -151,12 +151,12 @@ def _bias(b: Builder, node: Node, q: Value, k: Value, past: Dim) -> tuple[list[V
             known = np.where(numpy_helper.to_array(b.constants[allowed.name]), 0.0, -math.inf)
             parts.append(b.constant(known, q.dtype))
         else:
-            parts.append(b.op("Where", allowed, zero, lowest, dtype=q.dtype, shape=allowed.shape))
+            parts.append(b.op("Where", allowed, zero, lowest))
     if node.given(3) is None:
         return parts, None  # every query attends to the first key at least
-    total = parts[0] if len(parts) == 1 else b.op("Add", *parts, shape=(None,) * max(part.rank for part in parts))
+    total = parts[0] if len(parts) == 1 else b.op("Add", *parts)
     most = b.reduce("ReduceMax", total, [total.rank - 1], keepdims=True)
-    return [total], b.op("Less", most, b.like(_LOWEST[q.dtype], q), dtype=_BOOL)
+    return [total], b.op("Less", most, b.like(_LOWEST[q.dtype], q))
 
 
 _LOWEST: dict[int | None, float] = {
@@ -197,13 +197,12 @@ def rotary_embedding(b: Builder, node: Node) -> Value:
         first, second = (b.squeeze(one, 4) for one in b.split(pairs, 4, [1, 1]))
     else:
         first, second = b.split(rotated, 3, [half, half])
-    shape = first.shape
 
     def product(x: Value, y: Value) -> Value:
-        return b.op("Mul", x, y, shape=shape)
+        return b.op("Mul", x, y)
 
-    real = b.op("Sub", product(first, cos), product(second, sin), shape=shape)
-    imaginary = b.op("Add", product(first, sin), product(second, cos), shape=shape)
+    real = b.op("Sub", product(first, cos), product(second, sin))
+    imaginary = b.op("Add", product(first, sin), product(second, cos))
     if node.attribute("interleaved"):
         y = b.op("Concat", b.unsqueeze(real, 4), b.unsqueeze(imaginary, 4), axis=4, shape=(None,) * 5)
         y = b.reshape(y, *dims, part)
@@ -225,8 +224,8 @@ def tensor_scatter(b: Builder, node: Node) -> Value:
     index = b.reshape(b.arange(b.dim(update, axis)), *(-1 if i == axis else 1 for i in range(cache.rank)))
     if (starts := node.given(2)) is not None:
         starts = replace(starts, dtype=_INT64, shape=(None,))
-        index = b.op("Add", index, b.unsqueeze(starts, *range(1, cache.rank)), shape=(None,) * cache.rank)
+        index = b.op("Add", index, b.unsqueeze(starts, *range(1, cache.rank)))
     if node.attribute("mode") == "circular":
-        index = b.op("Mod", index, b.shape(b.dim(cache, axis)), shape=(None,) * cache.rank)
-    index = b.op("Expand", index, b.shape(*(b.dim(update, i) for i in range(cache.rank))), shape=update.shape)
+        index = b.op("Mod", index, b.shape(b.dim(cache, axis)))
+    index = b.expand(index, *b.dims(update))
     return b.op("ScatterElements", cache, index, update, axis=axis, shape=cache.shape)

@@ -69,5 +69,5 @@ def nonnegative_indices(b: Builder, node: Node, index: int, size: Value | int | 
     dtype = node.dtype(index)
     zero = b.constant(0, dtype)
     length = b.constant(size, dtype) if isinstance(size, int) else b.cast(size, dtype)
-    negative = b.op("Less", indices, zero, dtype=9)
-    return b.op("Where", negative, b.op("Add", indices, length), indices, dtype=dtype, shape=indices.shape)
+    negative = b.op("Less", indices, zero)
+    return b.op("Where", negative, b.op("Add", indices, length), indices)

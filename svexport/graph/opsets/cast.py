@@ -26,7 +26,7 @@ def cast_like(b: Builder, node: Node) -> Value:
     x, dtype = node.input(), node.dtype(1)
     _demand(node, dtype, b.opset)
     saturate = node.attribute("saturate") if b.opset >= 19 else None
-    return b.op("Cast", x, to=dtype, saturate=saturate, dtype=dtype, shape=x.shape)
+    return b.op("Cast", x, to=dtype, saturate=saturate)
 
 
 def _demand(node: Node, dtype: int, opset: int) -> None:

@@ -87,8 +87,8 @@ def _range(b: Builder, node: Node) -> Value:
             return b.constant((first + np.arange(count) * step).astype(dtype))
     dtype = node.dtype()
     wide = TensorProto.DOUBLE
-    distance = b.cast(b.op("Sub", limit, start, dtype=dtype), wide)
-    count = b.op("Ceil", b.op("Div", distance, b.cast(delta, wide)), dtype=wide)
+    distance = b.cast(b.op("Sub", limit, start), wide)
+    count = b.op("Ceil", b.op("Div", distance, b.cast(delta, wide)))
     count = b.op("Max", count, b.like(0, count))
     places = b.arange(b.reshape(b.cast(count, TensorProto.INT64), 1))
-    return b.op("Add", start, b.op("Mul", b.cast(places, dtype), delta), dtype=dtype)
+    return b.op("Add", start, b.op("Mul", b.cast(places, dtype), delta))

@@ -76,5 +76,5 @@ def _sequence_map(b: Builder, node: Node) -> tuple[Value, ...]:
         graph.output.append(helper.make_tensor_sequence_value_info(f"{name}_out", dtype, None))
         graph.node.append(helper.make_node("SequenceInsert", [name, output.name], [f"{name}_out"]))
         starts.extend(b.ops("SequenceEmpty", outputs=1, dtype=dtype))
-    length = b.op("SequenceLength", node.input(), dtype=TensorProto.INT64)
+    length = b.op("SequenceLength", node.input())
     return b.ops("Loop", length, None, *starts, outputs=len(starts), body=graph)

@@ -13,7 +13,7 @@ from svexport.graph.opsets.known import Known
 from svexport.graph.opsets.rules import BROKEN, REFUSED, RULES, Node, Refusal, schema_of
 from svexport.graph.scope import used_names
 from svexport.graph.substitute import give_outputs
-from svexport.graph.walk import STANDARD, graphs, graphs_of
+from svexport.graph.walk import STANDARD, graphs, graphs_of, refill
 from svexport.symbolic._builder import Builder, Value
 
 __all__ = ["Converter", "Refused", "names_in"]
@@ -68,8 +68,7 @@ class Converter:
         overridable = {value.name for value in graph.input}
         known.add_tensors(tensor for tensor in graph.initializer if tensor.name not in overridable)
         nodes = self._nodes(graph.node, opset, to, known)
-        del graph.node[:]
-        graph.node.extend(nodes)
+        refill(graph.node, nodes)
 
     def _nodes(self, nodes: Iterable[onnx.NodeProto], opset: int, to: int, known: Known) -> list[onnx.NodeProto]:
         result: list[onnx.NodeProto] = []

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 from svexport.graph.opsets.known import Known, known_of
 from svexport.graph.opsets.rules import Refusal, schema_of
-from svexport.graph.walk import STANDARD, graphs, opset_of
+from svexport.graph.walk import STANDARD, graphs, opset_of, refill
 from svexport.symbolic._builder import Builder, Value, dtype_name
 
 __all__ = ["fit", "fit_all", "moves"]
@@ -131,8 +131,7 @@ def fit_all(model: onnx.ModelProto) -> bool:
                     known.add_node(one, opset)
             nodes += fitted or [node]
             found |= fitted is not None
-        del graph.node[:]
-        graph.node.extend(nodes)
+        refill(graph.node, nodes)
     return found
 
 

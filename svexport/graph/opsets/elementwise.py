@@ -28,7 +28,7 @@ _LARGE = (INT64, UINT64)
 
 def _chosen(b: Builder, compare: str, x: Value, y: Value) -> Value:
     """``x`` where it is less than, or greater than, ``y``; else ``y``. For integers, without rounding."""
-    return b.op("Where", b.op(compare, x, y, dtype=BOOL), x, y, dtype=x.dtype)
+    return b.op("Where", b.op(compare, x, y), x, y)
 
 
 @down("Max Min", 12)
@@ -92,18 +92,18 @@ def _equal(b: Builder, node: Node) -> Value | None:
     x, y = node.input(0), node.input(1)
     if node.dtype() not in FLOAT_TYPES:
         if node.dtype() == UINT64:
-            return b.op("Not", b.op("Or", b.op("Less", x, y, dtype=BOOL), b.op("Less", y, x, dtype=BOOL)), dtype=BOOL)
+            return b.op("Not", b.op("Or", b.op("Less", x, y), b.op("Less", y, x)))
         return None
-    unequal = b.op("Or", b.op("Less", x, y, dtype=BOOL), b.op("Less", y, x, dtype=BOOL))
-    unknown = b.op("Or", b.op("IsNaN", x, dtype=BOOL), b.op("IsNaN", y, dtype=BOOL))
-    return b.op("Not", b.op("Or", unequal, unknown), dtype=BOOL)
+    unequal = b.op("Or", b.op("Less", x, y), b.op("Less", y, x))
+    unknown = b.op("Or", b.op("IsNaN", x), b.op("IsNaN", y))
+    return b.op("Not", b.op("Or", unequal, unknown))
 
 
 @down("GreaterOrEqual LessOrEqual", 12)
 def _or_equal(b: Builder, node: Node) -> Value:
     x, y = node.input(0), node.input(1)
-    strict = b.op(node.proto.op_type.removesuffix("OrEqual"), x, y, dtype=BOOL)
-    return b.op("Or", strict, b.op("Equal", x, y, dtype=BOOL), dtype=BOOL)
+    strict = b.op(node.proto.op_type.removesuffix("OrEqual"), x, y)
+    return b.op("Or", strict, b.op("Equal", x, y))
 
 
 @down("IsInf", 10)
@@ -112,12 +112,12 @@ def _is_infinite(b: Builder, node: Node) -> Value:
     node.dtype()
     largest = b.like(float(np.finfo(np.float64 if x.dtype == DOUBLE else np.float32).max), x)
     if node.attribute("detect_positive"):
-        signs.append(b.op("Greater", x, largest, dtype=BOOL))
+        signs.append(b.op("Greater", x, largest))
     if node.attribute("detect_negative"):
-        signs.append(b.op("Less", x, b.op("Neg", largest), dtype=BOOL))
+        signs.append(b.op("Less", x, b.op("Neg", largest)))
     if not signs:
         return b.op("And", b.op("Greater", x, x, dtype=BOOL), b.op("Less", x, x, dtype=BOOL), dtype=BOOL)
-    return signs[0] if len(signs) == 1 else b.op("Or", *signs, dtype=BOOL)
+    return signs[0] if len(signs) == 1 else b.op("Or", *signs)
 
 
 # ---------------------------------------------------------------- arithmetic
@@ -147,7 +147,7 @@ def _pow(b: Builder, node: Node) -> Value | None:
         return result
     if dtype == INT64:
         node.refuse("no older op raises int64 to powers without rounding")
-    return b.cast(b.op("Pow", b.cast(x, DOUBLE), b.cast(exponent, DOUBLE), dtype=DOUBLE), dtype)
+    return b.cast(b.op("Pow", b.cast(x, DOUBLE), b.cast(exponent, DOUBLE)), dtype)
 
 
 @down("Mod", 10)
@@ -158,16 +158,16 @@ def _mod(b: Builder, node: Node) -> Value:
         node.refuse("no older op has the exact remainder of floating-point numbers")
     if dtype == UINT64:
         node.refuse("no older op divides uint64")
-    rest = b.op("Sub", x, b.op("Mul", b.op("Div", x, y), y), dtype=dtype)
+    rest = b.op("Sub", x, b.op("Mul", b.op("Div", x, y), y))
     if node.attribute("fmod"):
         return rest
     zero = b.like(0, x)
     opposite = [
-        b.op("And", b.op(one, rest, zero, dtype=BOOL), b.op(other, y, zero, dtype=BOOL), dtype=BOOL)
+        b.op("And", b.op(one, rest, zero), b.op(other, y, zero))
         for one, other in (("Less", "Greater"), ("Greater", "Less"))
     ]
-    wrong = b.op("Or", *opposite, dtype=BOOL)
-    return b.op("Add", rest, b.op("Mul", b.cast(wrong, dtype), y), dtype=dtype)
+    wrong = b.op("Or", *opposite)
+    return b.op("Add", rest, b.op("Mul", b.cast(wrong, dtype), y))
 
 
 @down("Round", 11)
@@ -179,9 +179,9 @@ def _round(b: Builder, node: Node) -> Value:
     lower = b.op("Floor", x)
     part = b.op("Sub", x, lower)
     odd = b.op("Sub", lower, b.op("Mul", b.op("Floor", b.op("Mul", lower, half)), b.like(2, x)))
-    tie = b.op("And", b.op("Not", b.op("Less", part, half), dtype=BOOL), b.op("Greater", odd, half), dtype=BOOL)
-    up = b.op("Or", b.op("Greater", part, half), tie, dtype=BOOL)
-    return b.op("Add", lower, b.cast(Value(up.name, BOOL), x.dtype), dtype=x.dtype)
+    tie = b.op("And", b.op("Not", b.op("Less", part, half)), b.op("Greater", odd, half))
+    up = b.op("Or", b.op("Greater", part, half), tie)
+    return b.op("Add", lower, b.cast(up, x.dtype))
 
 
 # ---------------------------------------------------------------- bits
@@ -214,7 +214,7 @@ def _bitwise_not(b: Builder, node: Node) -> Value:
     if dtype == UINT64:
         return b.op("Sub", b.constant(2**64 - 1, dtype), node.input(), dtype=dtype)
     ones = b.constant(2 ** _BITS[dtype] - 1 if dtype in _BITS and _is_unsigned(dtype) else -1, dtype)
-    return b.op("Sub", ones, node.input(), dtype=dtype)
+    return b.op("Sub", ones, node.input())
 
 
 def _is_unsigned(dtype: int) -> bool:
@@ -230,7 +230,7 @@ def _bitwise(b: Builder, node: Node) -> Value:
     mask = node.constant(1)
     if logic == "And" and mask is not None and mask.size == 1 and _is_low_bits(int(mask.item())):
         rest = b.op("Mod", b.cast(node.input(), INT64), b.constant(int(mask.item()) + 1, INT64), dtype=INT64)
-        return b.cast(Value(rest.name, INT64, node.input().shape), dtype)
+        return b.cast(rest, dtype)
     signed = not _is_unsigned(dtype)
     count = _BITS.get(dtype, 64) - signed
     rank = max(node.rank(0), node.rank(1))
@@ -241,30 +241,30 @@ def _bitwise(b: Builder, node: Node) -> Value:
         """The bits (..., count), and where the number is negative."""
         x, negative = b.cast(node.input(index), INT64), None
         if signed:
-            negative = b.op("Less", x, zero, dtype=BOOL)
-            x = b.op("Where", negative, b.op("Sub", x, lowest, dtype=INT64), x, dtype=INT64)
-        x = b.unsqueeze(Value(x.name, INT64), node.rank(index))
-        bits = b.op("Greater", b.op("Mod", b.op("Div", x, powers, dtype=INT64), two, dtype=INT64), zero, dtype=BOOL)
+            negative = b.op("Less", x, zero)
+            x = b.op("Where", negative, b.op("Sub", x, lowest), x)
+        x = b.unsqueeze(x, node.rank(index))
+        bits = b.op("Greater", b.op("Mod", b.op("Div", x, powers), two), zero)
         return bits, negative
 
     (first, minus), (second, other_minus) = parts(0), parts(1)
-    bits = b.op(logic, first, second, dtype=BOOL)
+    bits = b.op(logic, first, second)
     ones = b.cast(bits, INT64)
     weights = 2 ** (np.arange(count, dtype=np.int64) % 32)
     result: Value | None = None
     for start in range(0, count, 32):  # ONNX Runtime rounds sums beyond 2**53
         of_half = b.constant(weights * (np.arange(count) // 32 == start // 32))
-        part = b.op("Mul", ones, of_half, dtype=INT64)
-        part = b.reduce_sum(Value(part.name, INT64, (None,) * (rank + 1)), [rank])
+        part = b.op("Mul", ones, of_half)
+        part = b.reduce_sum(part, [rank])
         if result is None:
             result = part
         else:
             result = b.op("Add", result, b.op("Mul", part, b.constant(2**start, INT64), dtype=INT64), dtype=INT64)
     assert result is not None
     if minus is not None and other_minus is not None:
-        sign = b.op(logic, minus, other_minus, dtype=BOOL)
-        result = b.op("Where", sign, b.op("Add", result, lowest, dtype=INT64), result, dtype=INT64)
-    return b.cast(Value(result.name, INT64), dtype)
+        sign = b.op(logic, minus, other_minus)
+        result = b.op("Where", sign, b.op("Add", result, lowest), result)
+    return b.cast(result, dtype)
 
 
 def _is_low_bits(mask: int) -> bool:

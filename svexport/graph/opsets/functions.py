@@ -13,7 +13,7 @@ from svexport.graph.nodes import separate_names
 from svexport.graph.opsets.converter import Converter, names_in
 from svexport.graph.opsets.known import Known, known_of
 from svexport.graph.scope import drop_unused, used_names
-from svexport.graph.walk import STANDARD, graphs
+from svexport.graph.walk import STANDARD, graphs, refill
 from svexport.symbolic._builder import Value
 
 __all__ = ["convert_functions", "inlined"]
@@ -61,8 +61,7 @@ def convert_functions(model: onnx.ModelProto, opset: int, known: Known) -> list[
             entry.version = opset
         _note(graph, inner, calls)
         constants = [helper.make_node("Constant", [], [t.name], t.name, value=t) for t in graph.initializer]
-        del function.node[:]
-        function.node.extend([*constants, *graph.node])
+        refill(function.node, [*constants, *graph.node])
     return done
 
 

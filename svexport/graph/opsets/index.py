@@ -39,7 +39,7 @@ def _one_hot(b: Builder, node: Node) -> None:
     # What counts from the end of the depth, or lies before its begin, where nothing is on.
     depth, zero = b.cast(b.reshape(node.input(1), 1), dtype), b.constant(0, dtype)
     placed = nonnegative_indices(b, node, 0, Value(depth.name, dtype, (1,)))
-    placed = b.op("Where", b.op("Less", placed, zero, dtype=TensorProto.BOOL), depth, placed, dtype=dtype)
+    placed = b.op("Where", b.op("Less", placed, zero), depth, placed)
     if not node.rank(0):
         placed = b.reshape(placed)
     inputs = node.inputs
@@ -74,15 +74,15 @@ def _gather_batches(b: Builder, node: Node) -> Value | None:
     parts = []
     for axis in range(batches):
         place = b.arange(lead[axis])
-        place = b.unsqueeze(Value(place.name, INT64, (None,)), *(other for other in range(rank) if other != axis))
-        parts.append(b.op("Expand", place, b.shape(*lead, 1), dtype=INT64))
-    return b.op("GatherND", node.input(), b.op("Concat", *parts, indices, axis=rank - 1, dtype=INT64))
+        place = b.unsqueeze(place, *(other for other in range(rank) if other != axis))
+        parts.append(b.expand(place, *lead, 1))
+    return b.op("GatherND", node.input(), b.op("Concat", *parts, indices, axis=rank - 1))
 
 
 @down("GatherND", 11)
 def _gather_rows(b: Builder, node: Node) -> Value:
     rows, places, _ = _as_rows(b, node)
-    return b.op("Gather", rows, places, axis=0, dtype=rows.dtype)
+    return b.op("Gather", rows, places, axis=0)
 
 
 def _as_rows(b: Builder, node: Node) -> tuple[Value, Value, list[Dim]]:
@@ -100,9 +100,9 @@ def _as_rows(b: Builder, node: Node) -> tuple[Value, Value, list[Dim]]:
     sizes = [b.dim(data, axis) for axis in range(rank)]
     strides = [b.product(*sizes[axis + 1 : width]) for axis in range(width)]
     limit, zero = b.shape(*sizes[:width]), b.ints(0)
-    negative = b.op("Less", indices, zero, dtype=TensorProto.BOOL)
+    negative = b.op("Less", indices, zero)
     indices = b.op("Where", negative, b.op("Add", indices, limit), indices, dtype=INT64)
-    steps = b.op("Mul", indices, b.shape(*strides), dtype=INT64)
+    steps = b.op("Mul", indices, b.shape(*strides))
     places = b.reduce_sum(Value(steps.name, INT64, node.input(1).shape), [node.rank(1) - 1])
     rest = sizes[width:]
     rows = b.reshape(data, b.product(*sizes[:width]), *rest)
@@ -114,7 +114,7 @@ def _gather_elements(b: Builder, node: Node) -> Value:
     rank = node.rank(0)
     data, places = node.input(), _places(b, node, axis_of(node, 0))
     line = b.reshape(data, b.product(*(b.dim(data, axis) for axis in range(rank))))
-    return b.op("Gather", line, places, axis=0, dtype=data.dtype) if rank else data
+    return b.op("Gather", line, places, axis=0) if rank else data
 
 
 def _places(b: Builder, node: Node, axis: int) -> Value:
@@ -128,10 +128,9 @@ def _places(b: Builder, node: Node, axis: int) -> Value:
         number = indices
         if other != axis:
             number = b.arange(b.dim(node.input(1), other))
-            aside = [each for each in range(rank) if each != other]
-            number = b.unsqueeze(Value(number.name, INT64, (None,)), *aside)
-        number = b.op("Mul", number, b.shape(b.product(*sizes[other + 1 :])), dtype=INT64)
-        place = number if place is None else b.op("Add", place, number, dtype=INT64)
+            number = b.unsqueeze(number, *(each for each in range(rank) if each != other))
+        number = b.op("Mul", number, b.shape(b.product(*sizes[other + 1 :])))
+        place = number if place is None else b.op("Add", place, number)
     return Value((place or indices).name, INT64, node.input(1).shape)
 
 
@@ -202,7 +201,7 @@ def _scatter_elements(b: Builder, node: Node) -> Value:
 @down("ScatterND", 11)
 def _scatter_nd(b: Builder, node: Node) -> Value:
     rows, places, updates, sizes = _lines(b, node)
-    return b.reshape(b.op("Scatter", rows, places, updates, axis=0, dtype=rows.dtype), *sizes)
+    return b.reshape(b.op("Scatter", rows, places, updates, axis=0), *sizes)
 
 
 def _lines(b: Builder, node: Node) -> tuple[Value, Value, Value, Sequence[Dim]]:
@@ -218,9 +217,7 @@ def _lines(b: Builder, node: Node) -> tuple[Value, Value, Value, Sequence[Dim]]:
     count = b.product(*(b.dim(indices, axis) for axis in range(node.rank(1) - 1)))
     sizes = [b.dim(data, axis) for axis in range(node.rank())]
     lines = b.reshape(rows, b.product(*sizes[: len(sizes) - len(rest)]), width)
-    column = b.reshape(places, count, 1)
-    shape = tuple(size if isinstance(size, int) else None for size in (count, width))
-    column = b.op("Expand", column, b.shape(count, width), dtype=INT64, shape=shape)
+    column = b.expand(b.reshape(places, count, 1), count, width)
     return lines, column, b.reshape(updates, count, width), sizes
 
 
@@ -252,10 +249,10 @@ def _reverse_sequence(b: Builder, node: Node) -> Value:
     n, t, *rest = (b.dim(x, axis) for axis in range(rank))
     step = b.arange(t)
     lengths = b.unsqueeze(Value(node.input(1).name, INT64, (None,)), 1)
-    backward = b.op("Sub", b.op("Sub", lengths, b.ints(1), dtype=INT64), step, dtype=INT64)
-    inside = b.op("Less", step, lengths, dtype=TensorProto.BOOL)
-    places = b.op("Where", inside, backward, step, dtype=INT64)
-    first = b.op("Mul", b.arange(n), b.shape(t), dtype=INT64)
-    places = b.op("Add", places, b.unsqueeze(Value(first.name, INT64, (None,)), 1), dtype=INT64)
-    gathered = b.op("Gather", b.reshape(x, b.product(n, t), *rest), places, axis=0, dtype=x.dtype)
+    backward = b.op("Sub", b.op("Sub", lengths, b.ints(1)), step)
+    inside = b.op("Less", step, lengths)
+    places = b.op("Where", inside, backward, step)
+    first = b.op("Mul", b.arange(n), b.shape(t))
+    places = b.op("Add", places, b.unsqueeze(first, 1))
+    gathered = b.op("Gather", b.reshape(x, b.product(n, t), *rest), places, axis=0)
     return b.transpose(Value(gathered.name, x.dtype, (None,) * rank), np.argsort(order).tolist())

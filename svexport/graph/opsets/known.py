@@ -15,7 +15,7 @@ from svexport.graph.bodies import lower_in_place
 from svexport.graph.nodes import svexport_nodes
 from svexport.graph.scope import constant_value, is_standard, light_copy
 from svexport.graph.types import MOST_NUMBERS, Inference, types_of
-from svexport.graph.walk import STANDARD, graphs
+from svexport.graph.walk import STANDARD, graphs, refill
 from svexport.logging import logger
 from svexport.symbolic._builder import Value
 
@@ -121,8 +121,7 @@ def known_of(model: onnx.ModelProto) -> Known:
         for tensor in light.graph.initializer
         if tensor.name not in overridable and min(tensor.dims, default=0) >= 0
     ]
-    del light.graph.initializer[:]
-    light.graph.initializer.extend(fixed)
+    refill(light.graph.initializer, fixed)
     infos = [info for graph in graphs(light.graph) for info in (*graph.input, *graph.value_info, *graph.output)]
     for dim in (dim for info in infos for dim in info.type.tensor_type.shape.dim):
         if not 0 <= dim.dim_value < 2**40:  # no size; the library does not survive all of these
@@ -156,8 +155,7 @@ def _forget(graph: onnx.GraphProto) -> None:
     """Removes what a file states of values that inference tells: it is often left behind where inputs were edited."""
     made = {name for node in graph.node if node.domain in STANDARD for name in node.output}
     kept = [info for info in graph.value_info if info.name not in made]
-    del graph.value_info[:]
-    graph.value_info.extend(kept)
+    refill(graph.value_info, kept)
     for info in graph.output:
         if info.name in made and info.type.HasField("tensor_type"):
             info.type.tensor_type.ClearField("shape")

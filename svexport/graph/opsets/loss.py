@@ -26,9 +26,9 @@ def negative_log_likelihood(b: Builder, node: Node) -> Value:
 def softmax_cross_entropy(b: Builder, node: Node) -> tuple[Value | None, ...]:
     node.rank()
     x = at_least_float(b, node.typed())
-    centred = b.op("Sub", x, b.reduce("ReduceMax", x, [1], keepdims=True), shape=x.shape)
-    total = b.reduce_sum(b.op("Exp", centred, shape=x.shape), [1], keepdims=True)
-    log = b.op("Sub", centred, b.op("Log", total, shape=total.shape), shape=x.shape)
+    centred = b.op("Sub", x, b.reduce("ReduceMax", x, [1], keepdims=True))
+    total = b.reduce_sum(b.op("Exp", centred), [1], keepdims=True)
+    log = b.op("Sub", centred, b.op("Log", total))
     loss = b.cast(_likelihood(b, node, log), node.dtype())
     return loss, None if node.output(1) is None else b.cast(log, node.dtype())
 
@@ -42,22 +42,22 @@ def _likelihood(b: Builder, node: Node, x: Value) -> Value:
     rank = x.rank
     target = b.cast(replace(target, shape=target.shape or (None,) * (rank - 1)), TensorProto.INT64)
     classes = b.reshape(b.arange(b.dim(x, 1)), -1, *[1] * (rank - 2))
-    of_target = b.op("Equal", b.unsqueeze(target, 1), classes, dtype=TensorProto.BOOL, shape=x.shape)
+    of_target = b.op("Equal", b.unsqueeze(target, 1), classes, shape=x.shape)
     counted: Value | None = None
     if ignored is not None:
-        counted = b.op("Not", b.op("Equal", target, b.ints(ignored), dtype=TensorProto.BOOL), shape=target.shape)
-        of_target = b.op("And", of_target, b.unsqueeze(counted, 1), shape=x.shape)
+        counted = b.op("Not", b.op("Equal", target, b.ints(ignored)))
+        of_target = b.op("And", of_target, b.unsqueeze(counted, 1))
     zero = b.like(0, x)
 
     def chosen(values: Value) -> Value:
-        return b.reduce_sum(b.op("Where", of_target, values, zero, dtype=x.dtype, shape=x.shape), [1])
+        return b.reduce_sum(b.op("Where", of_target, values, zero), [1])
 
     loss = b.op("Neg", chosen(x), shape=target.shape)
     weights = None
     if weight is not None:
         weight = b.cast(node.typed(2), x.dtype)
         weights = chosen(b.reshape(weight, -1, *[1] * (rank - 2)))
-        loss = b.op("Mul", loss, weights, shape=target.shape)
+        loss = b.op("Mul", loss, weights)
     if reduction == "none":
         return loss
     every = range(rank - 1)
@@ -69,4 +69,4 @@ def _likelihood(b: Builder, node: Node, x: Value) -> Value:
     if weights is None:
         assert counted is not None
         weights = b.cast(replace(counted, shape=target.shape), x.dtype)
-    return b.op("Div", total, b.reduce_sum(weights, every), shape=())
+    return b.op("Div", total, b.reduce_sum(weights, every))

@@ -59,11 +59,11 @@ def _training(b: Builder, node: Node) -> tuple[Value | None, ...]:
         return b.reshape(b.cast(value, y.dtype), *channels)
 
     batch_mean = b.reduce("ReduceMean", y, axes, keepdims=True)
-    centred = b.op("Sub", y, batch_mean, shape=x.shape)
-    batch_variance = b.reduce("ReduceMean", b.op("Mul", centred, centred, shape=x.shape), axes, keepdims=True)
+    centred = b.op("Sub", y, batch_mean)
+    batch_variance = b.reduce("ReduceMean", b.op("Mul", centred, centred), axes, keepdims=True)
     deviation = b.op("Sqrt", b.op("Add", batch_variance, b.like(node.attribute("epsilon"), y)))
-    result = b.op("Mul", b.op("Div", centred, deviation, shape=x.shape), over_channels(scale), shape=x.shape)
-    outputs: list[Value | None] = [b.cast(b.op("Add", result, over_channels(bias), shape=x.shape), x.dtype)]
+    result = b.op("Mul", b.op("Div", centred, deviation), over_channels(scale))
+    outputs: list[Value | None] = [b.cast(b.op("Add", result, over_channels(bias)), x.dtype)]
     momentum = node.attribute("momentum")
     for index, running, batch in ((1, mean, batch_mean), (2, variance, batch_variance)):
         if node.output(index) is None:
@@ -82,14 +82,14 @@ def layer_normalization(b: Builder, node: Node) -> tuple[Value | None, ...]:
     axes, stash = _last_axes(node), node.attribute("stash_type")
     y = b.cast(x, stash)
     mean = b.reduce("ReduceMean", y, axes, keepdims=True)
-    centred = b.op("Sub", y, mean, shape=x.shape)
-    power = b.op("Pow", centred, b.like(2, y), shape=x.shape)  # with Pow, runtimes make one kernel of all this
+    centred = b.op("Sub", y, mean)
+    power = b.op("Pow", centred, b.like(2, y))  # with Pow, runtimes make one kernel of all this
     variance = b.reduce("ReduceMean", power, axes, keepdims=True)
     deviation = b.op("Sqrt", b.op("Add", variance, b.like(node.attribute("epsilon"), y)))
-    result = b.op("Div", centred, deviation, shape=x.shape)
-    result = b.op("Mul", result, b.cast(scale, stash), shape=x.shape)
+    result = b.op("Div", centred, deviation)
+    result = b.op("Mul", result, b.cast(scale, stash))
     if bias is not None:
-        result = b.op("Add", result, b.cast(node.typed(2), stash), shape=x.shape)
+        result = b.op("Add", result, b.cast(node.typed(2), stash))
     outputs: list[Value | None] = [b.cast(result, x.dtype)]
     outputs.append(None if node.output(1) is None else mean)
     outputs.append(None if node.output(2) is None else b.op("Reciprocal", deviation))
@@ -101,10 +101,10 @@ def rms_normalization(b: Builder, node: Node) -> Value:
     x, scale = node.typed(), node.typed(1)
     axes, stash = _last_axes(node), node.attribute("stash_type")
     y = b.cast(x, stash)
-    square = b.reduce("ReduceMean", b.op("Mul", y, y, shape=x.shape), axes, keepdims=True)
+    square = b.reduce("ReduceMean", b.op("Mul", y, y), axes, keepdims=True)
     root = b.op("Sqrt", b.op("Add", square, b.like(node.attribute("epsilon"), y)))
-    result = b.op("Div", y, root, shape=x.shape)
-    result = b.op("Mul", result, b.cast(scale, stash), shape=x.shape)
+    result = b.op("Div", y, root)
+    result = b.op("Mul", result, b.cast(scale, stash))
     return b.cast(result, scale.dtype)
 
 
@@ -128,7 +128,7 @@ def group_normalization(b: Builder, node: Node) -> Value:
     y = _by_groups(b, node, precise, ones, zeros)
     channels = [b.dim(x, 1), *[1] * (node.rank() - 2)]
     scale, bias = (b.reshape(b.cast(v, y.dtype), *channels) for v in (scale, bias))
-    y = b.op("Add", b.op("Mul", y, scale, shape=x.shape), bias, shape=x.shape)
+    y = b.op("Add", b.op("Mul", y, scale), bias)
     return b.cast(y, x.dtype)
 
 
@@ -145,15 +145,15 @@ def _by_groups(b: Builder, node: Node, x: Value, scale: Value, bias: Value) -> V
     """InstanceNormalization with groups of channels for channels."""
     groups = node.attribute("num_groups")
     node.rank()
-    dims = [b.dim(x, i) for i in range(x.rank)]
+    dims = b.dims(x)
     rows = b.reshape(x, dims[0], groups, b.quotient(b.product(*dims[1:]), groups))
     if x.dtype == TensorProto.DOUBLE:  # of which ONNX Runtime has no InstanceNormalization
         scale, bias = (b.unsqueeze(replace(v, shape=(groups,)), 1) for v in (scale, bias))
-        centred = b.op("Sub", rows, b.reduce("ReduceMean", rows, [2], keepdims=True), shape=rows.shape)
-        square = b.op("Mul", centred, centred, shape=rows.shape)
+        centred = b.op("Sub", rows, b.reduce("ReduceMean", rows, [2], keepdims=True))
+        square = b.op("Mul", centred, centred)
         variance = b.op("Add", b.reduce("ReduceMean", square, [2], keepdims=True), b.like(node.attribute("epsilon"), x))
-        y = b.op("Div", centred, b.op("Sqrt", variance), shape=rows.shape)
-        y = b.op("Add", b.op("Mul", y, scale, shape=rows.shape), bias, shape=rows.shape)
+        y = b.op("Div", centred, b.op("Sqrt", variance))
+        y = b.op("Add", b.op("Mul", y, scale), bias)
     else:
         y = b.op("InstanceNormalization", rows, scale, bias, epsilon=node.attribute("epsilon"), shape=rows.shape)
     return b.reshape(y, *dims)

@@ -46,7 +46,7 @@ def _scattered(b: Builder, node: Node) -> Value:
     rank, axes = b.ints(node.rank()), node.input(3)
     axes = axes if node.dtype(3) == TensorProto.INT64 else b.cast(axes, TensorProto.INT64)
     behind = b.op("Add", axes, rank)
-    axes = b.op("Where", b.op("Less", axes, b.ints(0), dtype=TensorProto.BOOL), behind, axes)
+    axes = b.op("Where", b.op("Less", axes, b.ints(0)), behind, axes)
     places = b.op("Concat", axes, b.op("Add", axes, rank), axis=0)
     return b.op("ScatterElements", b.ints(*[0] * (2 * node.rank())), places, node.input(1), axis=0)
 
@@ -119,4 +119,4 @@ def _block(b: Builder, node: Node, x: Value, axis: int, count: int, fill: Value)
     if not count:
         return None
     sizes = b.shape(*(count if other == axis else b.dim(x, other) for other in range(node.rank())))
-    return b.op("Expand", fill, sizes, dtype=node.dtype())
+    return b.op("Expand", fill, sizes)

@@ -12,7 +12,7 @@ from onnx import TensorProto
 from svexport.graph.opsets._float import at_least_float
 from svexport.graph.opsets.dtypes import moves
 from svexport.graph.opsets.rules import Node, down, unchanged
-from svexport.symbolic._builder import Builder, Dim, Value
+from svexport.symbolic._builder import Builder, Value
 
 __all__: list[str] = []
 
@@ -94,10 +94,6 @@ def window_of(node: Node) -> Window:
     return Window(kernel, strides, dilations, before, after, out, stated, dropped)
 
 
-def _spatial(node: Node, b: Builder) -> list[Dim]:
-    return [b.dim(node.input(), i) for i in range(2, node.rank())]
-
-
 @down("AveragePool MaxPool", 22)
 def last_window(b: Builder, node: Node) -> Value | None:
     """Whether "ceil_mode" drops a last window that starts in the padding was not said: where it does, it is."""
@@ -150,7 +146,7 @@ def _average(b: Builder, node: Node, window: Window) -> Value:
         pads = [pad[0] for pad in window.stated], [pad[1] for pad in window.stated]
     else:
         pads = [0] * len(window.kernel), [0] * len(window.kernel)
-    sizes = _spatial(node, b)
+    sizes = [b.dim(node.input(), i) for i in range(2, node.rank())]
     if all(isinstance(size, int) for size in sizes):
         count: np.ndarray = np.ones(())
         for i, size in enumerate(sizes):
@@ -161,13 +157,12 @@ def _average(b: Builder, node: Node, window: Window) -> Value:
             count = count[..., None] * within.sum(1)
         number = b.constant(count, x.dtype)
     else:
-        ones = b.op("Expand", b.constant(np.ones([1] * x.rank), x.dtype), b.shape(1, 1, *sizes))
-        ones = replace(ones, shape=(1, 1, *(s if isinstance(s, int) else None for s in sizes)))
+        ones = b.expand(b.constant(np.ones([1] * x.rank), x.dtype), 1, 1, *sizes)
         if any(pads[0]) or any(pads[1]):
             ones = _padded(b, ones, pads[0], pads[1], 1.0)
         left = replace_pads(window, pads)
         number = _sums(b, node, ones, left)
-    return b.cast(b.op("Div", total, number, shape=total.shape), given.dtype)
+    return b.cast(b.op("Div", total, number), given.dtype)
 
 
 def replace_pads(window: Window, pads: tuple[list[int], list[int]]) -> Window:
@@ -215,11 +210,11 @@ def lp_pool(b: Builder, node: Node) -> Value | None:
         return None
     given, p = node.typed(), node.attribute("p")
     x = at_least_float(b, given)
-    power = b.op("Abs", x, shape=x.shape)
+    power = b.op("Abs", x)
     if p != 1:
-        power = b.op("Pow", power, b.like(p, x), shape=x.shape)
+        power = b.op("Pow", power, b.like(p, x))
     sums = _sums(b, node, power, window)
-    root = sums if p == 1 else b.op("Pow", sums, b.like(1 / p, x), shape=sums.shape)
+    root = sums if p == 1 else b.op("Pow", sums, b.like(1 / p, x))
     return b.cast(root, given.dtype)
 
 

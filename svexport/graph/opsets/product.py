@@ -22,7 +22,7 @@ unchanged("Conv ConvTranspose", 22, 11)
 unchanged("Det", 22)
 unchanged("Gemm MatMul", 13)
 
-_FLOAT, _INT32, _BOOL = TensorProto.FLOAT, TensorProto.INT32, TensorProto.BOOL
+_FLOAT, _INT32 = TensorProto.FLOAT, TensorProto.INT32
 
 
 @down("Gemm", 11)
@@ -61,23 +61,21 @@ def det(b: Builder, node: Node) -> Value:
     product: Value | None = None
     for k in range(n):
         column = b.slice(x, columns, k, k + 1)  # (*, n, 1)
-        free = b.op("Greater", remaining, zero, dtype=_BOOL)
-        size = b.op("Where", free, b.op("Abs", column), b.like(-1, x), dtype=x.dtype)
-        largest = b.op("ArgMax", size, axis=rows, keepdims=1, dtype=TensorProto.INT64)
-        chosen = b.op("Equal", numbers, largest, dtype=_BOOL, shape=column.shape)
-        row = b.reduce_sum(b.op("Where", chosen, x, zero, dtype=x.dtype, shape=x.shape), [rows], keepdims=True)
+        free = b.op("Greater", remaining, zero)
+        size = b.op("Where", free, b.op("Abs", column), b.like(-1, x))
+        largest = b.op("ArgMax", size, axis=rows, keepdims=1)
+        chosen = b.op("Equal", numbers, largest, shape=column.shape)
+        row = b.reduce_sum(b.op("Where", chosen, x, zero), [rows], keepdims=True)
         pivot = b.slice(row, columns, k, k + 1)  # (*, 1, 1)
-        before = b.op("Less", numbers, largest, dtype=_BOOL)
-        passed = b.reduce_sum(
-            b.op("Where", before, remaining, zero, dtype=x.dtype, shape=column.shape), [rows], keepdims=True
-        )
+        before = b.op("Less", numbers, largest)
+        passed = b.reduce_sum(b.op("Where", before, remaining, zero, shape=column.shape), [rows], keepdims=True)
         factor = b.op("Mul", pivot, _sign(b, passed))
         product = factor if product is None else b.op("Mul", product, factor)
         if k + 1 < n:
-            remaining = b.op("Where", chosen, zero, remaining, dtype=x.dtype, shape=column.shape)
-            nothing = b.op("Equal", b.cast(b.op("Sign", pivot), _INT32), b.constant(0, _INT32), dtype=_BOOL)
-            share = b.op("Div", column, b.op("Where", nothing, one, pivot, dtype=x.dtype), shape=column.shape)
-            x = b.op("Sub", x, b.op("Mul", share, row), shape=x.shape)
+            remaining = b.op("Where", chosen, zero, remaining)
+            nothing = b.op("Equal", b.cast(b.op("Sign", pivot), _INT32), b.constant(0, _INT32))
+            share = b.op("Div", column, b.op("Where", nothing, one, pivot))
+            x = b.op("Sub", x, b.op("Mul", share, row))
     assert product is not None
     return b.cast(b.squeeze(replace(product, shape=(*(given.shape or ())[:-2], 1, 1)), rows, columns), given.dtype)
 
@@ -94,7 +92,7 @@ def _sign(b: Builder, count: Value) -> Value:
 
 @down("MatMulInteger", 10)
 def matmul_integer(b: Builder, node: Node) -> Value:
-    return b.op("MatMul", _centred(b, node, 0, 2, -2), _centred(b, node, 1, 3, -1), dtype=_INT32)
+    return b.op("MatMul", _centred(b, node, 0, 2, -2), _centred(b, node, 1, 3, -1))
 
 
 def _centred(b: Builder, node: Node, index: int, zero_index: int, axis: int) -> Value:
@@ -109,7 +107,7 @@ def _centred(b: Builder, node: Node, index: int, zero_index: int, axis: int) -> 
     zero = b.cast(replace(zero, dtype=node.dtype(zero_index)), _INT32)
     if zero.rank == 1 and axis == -2 and zero.shape != (1,):
         zero = b.unsqueeze(zero, 1)
-    return b.op("Sub", x, zero, shape=x.shape)
+    return b.op("Sub", x, zero)
 
 
 @down("QLinearMatMul", 21)
@@ -123,18 +121,18 @@ def qlinear_matmul_21(b: Builder, node: Node) -> None:
 
 @down("QLinearMatMul", 10)
 def qlinear_matmul_10(b: Builder, node: Node) -> Value:
-    total = b.op("MatMul", _centred(b, node, 0, 2, -2), _centred(b, node, 3, 5, -1), dtype=_INT32)
+    total = b.op("MatMul", _centred(b, node, 0, 2, -2), _centred(b, node, 3, 5, -1))
     left, right, scale = node.input(1), node.input(4), node.input(6)
     if left.shape is None:
         node.refuse(f"the rank of its scale {left.name!r} is not known")
     if len(left.shape) == 1 and left.shape != (1,):
         left = b.unsqueeze(left, 1)
-    factor = b.op("Div", b.op("Mul", left, right, dtype=_FLOAT), scale, dtype=_FLOAT)
+    factor = b.op("Div", b.op("Mul", left, right), scale)
     return _requantized(b, node, total, factor, 7)
 
 
 def _requantized(b: Builder, node: Node, total: Value, factor: Value, zero_index: int) -> Value:
-    y = b.op("Mul", b.cast(total, _FLOAT), factor, dtype=_FLOAT, shape=total.shape)
+    y = b.op("Mul", b.cast(total, _FLOAT), factor)
     dtype = node.dtype(zero_index)
     zero = b.cast(replace(node.input(zero_index), dtype=dtype), _FLOAT)
     return quantized(b, y, zero, dtype)
@@ -150,15 +148,13 @@ def qlinear_conv(b: Builder, node: Node) -> Value:
     total = _conv(b, node, 0, 3, 2, 5)
     ones = [1] * (node.rank() - 2)
     if (bias := node.given(8)) is not None:
-        total = b.op(
-            "Add", total, b.reshape(replace(bias, dtype=_INT32), 1, b.dim(node.input(3), 0), *ones), dtype=_INT32
-        )
+        total = b.op("Add", total, b.reshape(replace(bias, dtype=_INT32), 1, b.dim(node.input(3), 0), *ones))
     scale = node.input(4)
     if scale.shape is None:
         node.refuse(f"the rank of its scale {scale.name!r} is not known")
     if scale.shape not in ((), (1,)):
         scale = b.reshape(replace(scale, dtype=_FLOAT), 1, b.dim(node.input(3), 0), *ones)
-    factor = b.op("Div", b.op("Mul", node.input(1), scale, dtype=_FLOAT), node.input(6), dtype=_FLOAT)
+    factor = b.op("Div", b.op("Mul", node.input(1), scale), node.input(6))
     return _requantized(b, node, total, factor, 7)
 
 
@@ -191,7 +187,7 @@ def _conv(b: Builder, node: Node, x_index: int, w_index: int, x_zero: int, w_zer
         y = b.cast(
             replace(b.op("Conv", *part, **stated), dtype=_FLOAT, shape=(None, outputs, *[None] * len(kernel))), _INT32
         )
-        total = y if total is None else b.op("Add", total, y, dtype=_INT32)
+        total = y if total is None else b.op("Add", total, y)
     if total is None:
         node.refuse("its weight has no channels")
     return total

@@ -111,11 +111,11 @@ def quantized(b: Builder, y: Value, zero: Value | None, dtype: int) -> Value:
     """Rounds float32 numbers, halves to even, adds the zero point and saturates."""
     low, high = RANGES[dtype]
     if b.opset >= 11:
-        y = b.op("Round", y, shape=y.shape)
+        y = b.op("Round", y)
     else:  # so large a number leaves no bits for a fraction
         large = b.like(1.5 * 2.0**23, y)
         y = b.clip(y, -(2.0**18), 2.0**18)
-        y = b.op("Sub", b.op("Add", y, large, shape=y.shape), large, shape=y.shape)
+        y = b.op("Sub", b.op("Add", y, large), large)
     if zero is not None:
         y = b.op("Add", y, zero, shape=y.shape)
     return b.cast(replace(b.clip(y, float(low), float(high)), dtype=_FLOAT, shape=y.shape), dtype)
@@ -232,17 +232,15 @@ def _spread(b: Builder, node: Node, value: Value, index: int) -> Value:
     if block:
         value = replace(value, shape=shape or (None,) * rank)
         blocks = [b.dim(value, i) for i in range(rank)]
-        dims = [*blocks[: axis + 1], block, *blocks[axis + 1 :]]
-        known = [d if isinstance(d, int) else None for d in dims]
-        each = b.op("Expand", b.unsqueeze(value, axis + 1), b.shape(*dims), shape=known)
+        each = b.expand(b.unsqueeze(value, axis + 1), *blocks[: axis + 1], block, *blocks[axis + 1 :])
         each = b.reshape(each, *blocks[:axis], b.product(blocks[axis], block), *blocks[axis + 1 :])
         size, made = b.dim(node.input(), axis), blocks[axis]
         if isinstance(size, int):
             return each if isinstance(made, int) and made * block == size else b.slice(each, axis, 0, size)
-        return b.op("Slice", each, b.ints(0), size, b.ints(axis), dtype=value.dtype, shape=(None,) * rank)
+        return b.op("Slice", each, b.ints(0), size, b.ints(axis), shape=(None,) * rank)
     if rank <= 1:
         return value
-    return b.op("Reshape", value, b.ints(*(-1 if i == axis else 1 for i in range(rank))), dtype=value.dtype)
+    return b.op("Reshape", value, b.ints(*(-1 if i == axis else 1 for i in range(rank))))
 
 
 # ------------------------------------------------------------------ at run time
@@ -255,9 +253,9 @@ def dynamic_quantize(b: Builder, node: Node) -> tuple[Value | None, ...]:
     zero, one = b.like(0, x), b.like(1, x)
     low = b.op("Min", b.op("ReduceMin", x, keepdims=0, shape=()), zero, shape=())
     high = b.op("Max", b.op("ReduceMax", x, keepdims=0, shape=()), zero, shape=())
-    scale = b.op("Div", b.op("Sub", high, low, shape=()), b.like(255, x), shape=())
-    empty = b.op("Not", b.op("Greater", scale, zero, dtype=TensorProto.BOOL, shape=()), dtype=TensorProto.BOOL)
-    scale = b.op("Where", empty, one, scale, dtype=_FLOAT, shape=())
-    start = b.op("Div", b.op("Sub", zero, low, shape=()), scale, shape=())
+    scale = b.op("Div", b.op("Sub", high, low), b.like(255, x))
+    empty = b.op("Not", b.op("Greater", scale, zero))
+    scale = b.op("Where", empty, one, scale)
+    start = b.op("Div", b.op("Sub", zero, low), scale)
     point = quantized(b, start, None, TensorProto.UINT8)
     return b.op("QuantizeLinear", x, scale, point, dtype=TensorProto.UINT8, shape=x.shape), scale, point

@@ -20,7 +20,7 @@ unchanged("Dropout", 13)
 def bernoulli(b: Builder, node: Node) -> Value:
     x, dtype = node.input(), node.attribute("dtype") or node.dtype()
     drawn = _uniform(b, node, x)
-    return b.cast(b.op("Less", drawn, b.cast(x, TensorProto.FLOAT), dtype=TensorProto.BOOL, shape=x.shape), dtype)
+    return b.cast(b.op("Less", drawn, b.cast(x, TensorProto.FLOAT)), dtype)
 
 
 def _uniform(b: Builder, node: Node, x: Value) -> Value:
@@ -38,28 +38,28 @@ def dropout(b: Builder, node: Node) -> tuple[Value | None, ...]:
     training = np.array(False) if node.given(2) is None else node.constant(2)
     if training is not None and not training.any():
         kept = None if node.output(1) is None else _everywhere(b, x)
-        return b.op("Identity", x, shape=x.shape), kept
+        return b.op("Identity", x), kept
     node.dtype()
     share = b.constant(np.float32(0.5)) if ratio is None else b.cast(ratio, TensorProto.FLOAT)
-    lost = b.op("Less", _uniform(b, node, x), share, dtype=TensorProto.BOOL, shape=x.shape)
-    factor = b.op("Reciprocal", b.op("Sub", b.constant(np.float32(1)), share, shape=()), shape=())
-    scaled = b.op("Mul", x, b.cast(factor, x.dtype), shape=x.shape)
-    y = b.op("Where", lost, b.like(0, x), scaled, dtype=x.dtype, shape=x.shape)
-    kept = b.op("Not", lost, dtype=TensorProto.BOOL, shape=x.shape)
+    lost = b.op("Less", _uniform(b, node, x), share)
+    factor = b.op("Reciprocal", b.op("Sub", b.constant(np.float32(1)), share))
+    scaled = b.op("Mul", x, b.cast(factor, x.dtype))
+    y = b.op("Where", lost, b.like(0, x), scaled)
+    kept = b.op("Not", lost)
     if training is None:  # the run tells
-        y = b.op("Where", node.input(2), y, x, dtype=x.dtype, shape=x.shape)
-        kept = b.op("Or", kept, b.op("Not", node.input(2)), dtype=TensorProto.BOOL, shape=x.shape)
+        y = b.op("Where", node.input(2), y, x)
+        kept = b.op("Or", kept, b.op("Not", node.input(2)))
     return y, kept
 
 
 def _everywhere(b: Builder, x: Value) -> Value:
     """True in the shape of ``x``."""
-    shape = b.op("Shape", x, dtype=TensorProto.INT64)
-    return b.op("Expand", b.constant(np.array(True)), shape, dtype=TensorProto.BOOL, shape=x.shape)
+    shape = b.op("Shape", x)
+    return b.op("Expand", b.constant(np.array(True)), shape, shape=x.shape)
 
 
 @down("Dropout", 10)
 def dropout_mask(b: Builder, node: Node) -> tuple[Value | None, ...]:
     """The mask was of the type of the data."""
     x = node.input()
-    return b.op("Identity", x, shape=x.shape), None if node.output(1) is None else _everywhere(b, x)
+    return b.op("Identity", x), None if node.output(1) is None else _everywhere(b, x)

@@ -62,11 +62,11 @@ def _last_index(b: Builder, node: Node) -> Value | None:
     node.rank()
     axis, x = axis_of(node, 0), node.input()
     whole = np.iinfo(np.int64).min
-    behind = b.op("Slice", x, b.ints(-1), b.ints(whole), b.ints(axis), b.ints(-1), dtype=x.dtype)
-    place = b.op(node.proto.op_type, behind, axis=axis, keepdims=int(node.attribute("keepdims")), dtype=INT64)
-    length = b.op("Sub", b.shape(b.dim(x, axis)), b.ints(1), dtype=INT64, shape=(1,))
+    behind = b.op("Slice", x, b.ints(-1), b.ints(whole), b.ints(axis), b.ints(-1))
+    place = b.op(node.proto.op_type, behind, axis=axis, keepdims=int(node.attribute("keepdims")))
+    length = b.op("Sub", b.shape(b.dim(x, axis)), b.ints(1))
     scalar = b.squeeze(length, 0)
-    return b.op("Sub", scalar, place, dtype=INT64)
+    return b.op("Sub", scalar, place)
 
 
 @down("CumSum", 11)
@@ -84,18 +84,18 @@ def _sums(b: Builder, node: Node) -> Value:
     order = [*(other for other in range(rank) if other != axis), axis]
     lines = b.unsqueeze(b.transpose(x, order), rank - 1)  # (*, 1, S)
     source = b.arange(size)
-    place = b.unsqueeze(Value(source.name, INT64, source.shape), 1)
+    place = b.unsqueeze(source, 1)
     earlier, later = (place, source) if node.attribute("reverse") else (source, place)
-    counts = b.op("Less", earlier, later, dtype=TensorProto.BOOL)  # (place, source)
+    counts = b.op("Less", earlier, later)  # (place, source)
     if not node.attribute("exclusive"):
-        counts = b.op("Not", b.op("Less", later, earlier, dtype=TensorProto.BOOL), dtype=TensorProto.BOOL)
+        counts = b.op("Not", b.op("Less", later, earlier))
     if node.dtype() not in FLOAT_TYPES:  # sums of int64 are rounded beyond 2**53, products of matrices are not
-        summands = b.transpose(Value(b.cast(counts, x.dtype).name, x.dtype, (None, None)), [1, 0])
+        summands = b.transpose(b.cast(counts, x.dtype), [1, 0])
         products = b.op("MatMul", b.transpose(x, order), summands, dtype=x.dtype, shape=(None,) * rank)
         return b.transpose(products, np.argsort(order).tolist())
-    parts = b.op("Where", counts, lines, b.like(0, x), dtype=x.dtype)
-    sums = b.reduce_sum(Value(parts.name, x.dtype, (None,) * (rank + 1)), [rank])
-    return b.transpose(Value(sums.name, x.dtype, (None,) * rank), np.argsort(order).tolist())
+    parts = b.op("Where", counts, lines, b.like(0, x))
+    sums = b.reduce_sum(parts, [rank])
+    return b.transpose(sums, np.argsort(order).tolist())
 
 
 @down("TopK", 11)

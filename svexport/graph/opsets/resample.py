@@ -56,7 +56,7 @@ def resample(b: Builder, x: Value, axes: Sequence[Axis], kernel: Kernel) -> Valu
         y, beyond = _along(b, y, axis, kernel)
         outside += [] if beyond is None else [beyond]
     for mask in outside:
-        y = b.op("Where", mask, b.like(kernel.extrapolation, y), y, dtype=y.dtype, shape=y.shape)
+        y = b.op("Where", mask, b.like(kernel.extrapolation, y), y)
     if dtype not in FLOAT_TYPES and kernel.antialias and kernel.mode != "nearest":
         y = b.op("Floor", b.op("Add", y, b.like(0.5, y)))
     return b.cast(y, dtype)
@@ -92,10 +92,10 @@ def _along(b: Builder, x: Value, axis: Axis, kernel: Kernel) -> tuple[Value, Val
     if kernel.exclude_outside or kernel.antialias:
         weights = do("Div", weights, do.sums(weights))
     taps = None if isinstance(offsets, Value) else offsets.size
-    gathered = b.op("Gather", x, _index(b, _inside(do, positions, axis)), axis=axis.dim, dtype=x.dtype)
+    gathered = b.op("Gather", x, _index(b, _inside(do, positions, axis)), axis=axis.dim)
     gathered = replace(gathered, shape=(*sizes[: axis.dim + 1], taps, *sizes[axis.dim + 1 :]))
     factors = _trailing(b, weights, 2, x.rank - axis.dim - 1)
-    weighted = b.op("Mul", gathered, b.cast(factors, x.dtype), shape=gathered.shape)
+    weighted = b.op("Mul", gathered, b.cast(factors, x.dtype))
     return b.reduce_sum(weighted, [axis.dim + 1]), beyond
 
 

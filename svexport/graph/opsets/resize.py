@@ -205,8 +205,8 @@ def _scaled(b: Builder, size: Dim, scale: Number) -> Dim:
         return int(np.floor(np.float32(size) * scale.item()))
     if not isinstance(scale, Value) and scale == 1:
         return size
-    product = b.op("Mul", b.cast(b.shape(size), TensorProto.FLOAT), scale, shape=(1,))
-    return b.cast(b.op("Floor", product, shape=(1,)), TensorProto.INT64)
+    product = b.op("Mul", b.cast(b.shape(size), TensorProto.FLOAT), scale)
+    return b.cast(b.op("Floor", product), TensorProto.INT64)
 
 
 def _ratio(b: Builder, new: Dim, old: Dim) -> Number:
@@ -215,7 +215,7 @@ def _ratio(b: Builder, new: Dim, old: Dim) -> Number:
     if isinstance(new, Value) and isinstance(old, Value) and new.name == old.name:
         return np.ones(1, np.float32)
     new, old = (b.cast(b.shape(d), TensorProto.FLOAT) for d in (new, old))
-    return b.op("Div", new, old, shape=(1,))
+    return b.op("Div", new, old)
 
 
 def _kept(b: Builder, old: Sequence[Dim], scales: Sequence[Number], smaller: bool) -> tuple[list[Number], list[Dim]]:
@@ -224,11 +224,11 @@ def _kept(b: Builder, old: Sequence[Dim], scales: Sequence[Number], smaller: boo
         known = (min if smaller else max)(scale.item() for scale in scales)  # type: ignore[union-attr]
         sizes = [math.floor(np.float32(known) * np.float32(size) + np.float32(0.5)) for size in old]  # type: ignore[arg-type]
         return [np.array([known], np.float32) for _ in old], list(sizes)
-    scale = b.op("Min" if smaller else "Max", *scales, dtype=TensorProto.FLOAT, shape=(1,))
+    scale = b.op("Min" if smaller else "Max", *scales)
     new: list[Dim] = []
     for size in old:
-        product = b.op("Mul", b.cast(b.shape(size), TensorProto.FLOAT), scale, shape=(1,))
-        rounded = b.op("Floor", b.op("Add", product, b.like(0.5, product), shape=(1,)), shape=(1,))
+        product = b.op("Mul", b.cast(b.shape(size), TensorProto.FLOAT), scale)
+        rounded = b.op("Floor", b.op("Add", product, b.like(0.5, product)))
         new.append(b.cast(rounded, TensorProto.INT64))
     return [scale for _ in old], new
 

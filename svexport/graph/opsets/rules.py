@@ -39,14 +39,8 @@ REFUSED: dict[tuple[str, int], str] = {}
 
 
 BROKEN = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    MemoryError,
-    RuntimeError,
-    TypeError,
-    ValueError,
+    *(ArithmeticError, AssertionError, AttributeError, LookupError),
+    *(MemoryError, RuntimeError, TypeError, ValueError),
 )
 """Exceptions raised during conversion by nodes that violate ONNX's definitions."""
 

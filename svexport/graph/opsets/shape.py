@@ -112,8 +112,8 @@ def _split_num_outputs(b: Builder, node: Node) -> None:
     if x.shape is None:
         node.rank()
     length = b.dim(x, axis_of(node, 0))
-    part_of = b.op("Div", b.op("Add", b.shape(length), b.ints(count - 1)), b.ints(count), shape=(1,))
-    last = b.op("Sub", b.shape(length), b.op("Mul", part_of, b.ints(count - 1)), shape=(1,))
+    part_of = b.op("Div", b.op("Add", b.shape(length), b.ints(count - 1)), b.ints(count))
+    last = b.op("Sub", b.shape(length), b.op("Mul", part_of, b.ints(count - 1)))
     node.give(x, b.op("Concat", *[part_of] * (count - 1), last, axis=0))
 
 
@@ -137,7 +137,7 @@ def _split_as_attribute(b: Builder, node: Node) -> list[Value] | None:
     x, parts, end = node.input(), [], b.ints(0)
     for index in range(len(outputs)):
         start, size = end, b.slice(node.input(1), 0, index, index + 1)
-        end = b.op("Add", start, size, dtype=INT64, shape=(1,))
+        end = b.op("Add", start, size)
         parts.append(b.op("Slice", x, start, end, b.ints(axis)))
     return parts
 
@@ -208,14 +208,14 @@ def _slice_computed(b: Builder, node: Node, axes: Sequence[int], steps: Sequence
 
     def clamped(index: int) -> Value:
         bound = b.cast(node.input(index), INT64) if node.dtype(index) != INT64 else node.input(index)
-        bound = b.op("Where", b.op("Less", bound, zero, dtype=9), b.op("Add", bound, size), bound, dtype=INT64)
-        bound = b.op("Where", b.op("Less", bound, zero, dtype=9), zero, bound, dtype=INT64)
-        return b.op("Where", b.op("Less", size, bound, dtype=9), size, bound, dtype=INT64, shape=(1,))
+        bound = b.op("Where", b.op("Less", bound, zero), b.op("Add", bound, size), bound)
+        bound = b.op("Where", b.op("Less", bound, zero), zero, bound)
+        return b.op("Where", b.op("Less", size, bound), size, bound)
 
     start, end = clamped(1), clamped(2)
-    count = b.op("Sub", end, start, dtype=INT64, shape=(1,))
-    count = b.op("Where", b.op("Less", count, zero, dtype=9), zero, count, dtype=INT64, shape=(1,))
-    return b.op("Gather", x, b.op("Add", b.arange(count), start, dtype=INT64), axis=axes[0])
+    count = b.op("Sub", end, start)
+    count = b.op("Where", b.op("Less", count, zero), zero, count)
+    return b.op("Gather", x, b.op("Add", b.arange(count), start), axis=axes[0])
 
 
 # ---------------------------------------------------------------- Shape, DepthToSpace, Trilu
@@ -231,7 +231,7 @@ def _shape_part(b: Builder, node: Node) -> Value | None:
     part = None if x.shape is None else x.shape[slice(*_bounds(start, LAST if end is None else end, 1, len(x.shape)))]
     if part is not None and None not in part:
         return b.ints(*part)  # type: ignore[arg-type]
-    return b.slice(b.op("Shape", x, dtype=INT64), 0, start, LAST if end is None else end)
+    return b.slice(b.op("Shape", x), 0, start, LAST if end is None else end)
 
 
 @down("DepthToSpace", 11)
@@ -258,7 +258,7 @@ def _trilu(b: Builder, node: Node) -> Value:
     kept = keep(b, b.dim(x, -2), b.dim(x, -1), diagonal, bool(node.attribute("upper")))
     if node.dtype() == TensorProto.BOOL:
         return b.op("And", x, kept)
-    return b.op("Where", kept, x, b.like(0, x), dtype=x.dtype)
+    return b.op("Where", kept, x, b.like(0, x))
 
 
 @down("CenterCropPad", 18)
@@ -275,8 +275,8 @@ def _center_crop_pad(b: Builder, node: Node) -> Value:
             pads[axis + rank] = wanted - size - pads[axis]  # type: ignore[operator]
         return b.op("Pad", x, b.ints(*pads))
     more = b.op("Sub", b.cast(node.input(1), INT64) if node.dtype(1) != INT64 else node.input(1), b.shape(*have))
-    before = b.op("Div", more, b.ints(2), dtype=INT64)
-    both = b.op("Concat", before, b.op("Sub", more, before), b.ints(0), axis=0, dtype=INT64)
+    before = b.op("Div", more, b.ints(2))
+    both = b.op("Concat", before, b.op("Sub", more, before), b.ints(0), axis=0)
     first = [axes.index(axis) if axis in axes else -1 for axis in range(rank)]
     places = [*first, *(place + len(axes) if place >= 0 else -1 for place in first)]
     return b.op("Pad", x, b.op("Gather", both, b.ints(*(place % (2 * len(axes) + 1) for place in places)), axis=0))

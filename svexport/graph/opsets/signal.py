@@ -11,7 +11,7 @@ from onnx.reference import ReferenceEvaluator
 
 from svexport.graph.opsets._float import at_least_float
 from svexport.graph.opsets.rules import Node, down
-from svexport.symbolic._builder import Builder, Dim, Value
+from svexport.symbolic._builder import Builder, Dim, Value, static
 
 __all__: list[str] = []
 
@@ -78,7 +78,7 @@ def _dft(b: Builder, node: Node, x: Value, length: Dim, inverse: bool, onesided:
     if isinstance(length, int):
         half: Dim = length // 2 + 1
     else:
-        half = b.op("Add", b.shape(b.quotient(length, 2)), b.ints(1), shape=(1,))
+        half = b.op("Add", b.shape(b.quotient(length, 2)), b.ints(1))
     limit = half if real else length
     size = b.dim(x, -2)
     if not (isinstance(size, int) and isinstance(limit, int) and size <= limit):  # what is beyond does not count
@@ -86,11 +86,9 @@ def _dft(b: Builder, node: Node, x: Value, length: Dim, inverse: bool, onesided:
     rows = b.dim(x, -2)
     columns = half if onesided and not inverse else length
     matrix = _matrix(b, rows, columns, length, parts, inverse, real, x)
-    *dims, _, _ = (b.dim(x, i) for i in range(x.rank))
-    y = b.op("MatMul", b.reshape(x, *dims, b.product(rows, parts)), matrix, dtype=x.dtype)
-    known = [d if isinstance(d, int) else None for d in dims]
-    width = b.product(columns, 1 if real else 2)
-    y = replace(y, shape=(*known, width if isinstance(width, int) else None))
+    *dims, _, _ = b.dims(x)
+    y = b.op("MatMul", b.reshape(x, *dims, b.product(rows, parts)), matrix)
+    y = replace(y, shape=static(*dims, b.product(columns, 1 if real else 2)))
     return b.reshape(y, *dims, columns, 1 if real else 2)
 
 
@@ -110,18 +108,18 @@ def _matrix(
         case int(), int(), int() if rows * columns * parts * 2 <= _LARGEST:
             return b.constant(_static_matrix(rows, columns, length, parts, inverse, real), like.dtype)
     n, k, size = b.unsqueeze(b.arange(rows), 1), b.arange(columns), b.shape(length)
-    turns = b.op("Mod", b.op("Mul", n, k), size, shape=(None, None))
+    turns = b.op("Mod", b.op("Mul", n, k), size)
     count = b.cast(size, like.dtype)
-    angle = b.op("Div", b.cast(turns, like.dtype), count, shape=(None, None))
-    angle = b.op("Mul", angle, b.like(2 * math.pi, like), shape=(None, None))
-    cos, sin = (b.op(wave, angle, shape=(None, None)) for wave in ("Cos", "Sin"))
+    angle = b.op("Div", b.cast(turns, like.dtype), count)
+    angle = b.op("Mul", angle, b.like(2 * math.pi, like))
+    cos, sin = (b.op(wave, angle) for wave in ("Cos", "Sin"))
     if real:  # all but the first and the middle one stand for two
-        edge = b.op("Equal", b.op("Mul", n, b.ints(2)), size, dtype=TensorProto.BOOL)
-        edge = b.op("Or", edge, b.op("Equal", n, b.ints(0), dtype=TensorProto.BOOL))
-        count = b.op("Mul", count, b.op("Where", edge, b.like(1, like), b.like(0.5, like), dtype=like.dtype))
+        edge = b.op("Equal", b.op("Mul", n, b.ints(2)), size)
+        edge = b.op("Or", edge, b.op("Equal", n, b.ints(0)))
+        count = b.op("Mul", count, b.op("Where", edge, b.like(1, like), b.like(0.5, like)))
     if inverse:
-        cos, sin = (b.op("Div", x, count, shape=(None, None)) for x in (cos, sin))
-    minus = b.op("Neg", sin, shape=(None, None))
+        cos, sin = (b.op("Div", x, count) for x in (cos, sin))
+    minus = b.op("Neg", sin)
     if real:
         blocks = [[cos], [minus]][:parts]
     else:
@@ -164,15 +162,14 @@ def stft(b: Builder, node: Node) -> Value:
     if isinstance(size, int) and isinstance(length, int) and isinstance(step, int):
         count: Dim = (size - length) // step + 1
     else:
-        free = b.op("Sub", b.shape(size), b.shape(length), shape=(1,))
-        count = b.op("Add", b.op("Div", free, b.shape(step), shape=(1,)), b.ints(1), shape=(1,))
-    starts = b.op("Mul", b.arange(count), b.shape(step), shape=(None,))
+        free = b.op("Sub", b.shape(size), b.shape(length))
+        count = b.op("Add", b.op("Div", free, b.shape(step)), b.ints(1))
+    starts = b.op("Mul", b.arange(count), b.shape(step))
     index = b.op("Add", b.unsqueeze(starts, 1), b.arange(length))
-    known = [d if isinstance(d, int) else None for d in (b.dim(x, 0), count, length, b.dim(x, 2))]
-    frames = b.op("Gather", x, index, axis=1, shape=known)
+    frames = b.op("Gather", x, index, axis=1, shape=static(b.dim(x, 0), count, length, b.dim(x, 2)))
     if window is not None:
         weights = b.cast(node.typed(2), x.dtype)
-        frames = b.op("Mul", frames, b.unsqueeze(weights, 1), shape=known)
+        frames = b.op("Mul", frames, b.unsqueeze(weights, 1))
     return b.cast(_dft(b, node, frames, length, False, bool(node.attribute("onesided"))), given.dtype)
 
 
@@ -196,13 +193,13 @@ def window_17(b: Builder, node: Node) -> Value:
         with np.errstate(invalid="ignore"):
             angle = np.arange(size) * 2 * math.pi / np.float64(size - lost)
         return b.constant(a0 - a1 * np.cos(angle) + a2 * np.cos(2 * angle), dtype)
-    span = b.cast(b.op("Sub", b.shape(size), b.ints(lost), shape=(1,)), _FLOAT)
-    turn = b.op("Div", b.constant(np.float32(2 * math.pi)), span, dtype=_FLOAT)
-    angle = b.op("Mul", b.cast(b.arange(size), _FLOAT), turn, shape=(None,))
-    y = b.op("Sub", b.like(a0, angle), b.op("Mul", b.op("Cos", angle, shape=(None,)), b.like(a1, angle)), shape=(None,))
+    span = b.cast(b.op("Sub", b.shape(size), b.ints(lost)), _FLOAT)
+    turn = b.op("Div", b.constant(np.float32(2 * math.pi)), span)
+    angle = b.op("Mul", b.cast(b.arange(size), _FLOAT), turn)
+    y = b.op("Sub", b.like(a0, angle), b.op("Mul", b.op("Cos", angle), b.like(a1, angle)))
     if a2:
-        twice = b.op("Cos", b.op("Mul", angle, b.like(2, angle)), shape=(None,))
-        y = b.op("Add", y, b.op("Mul", twice, b.like(a2, angle)), shape=(None,))
+        twice = b.op("Cos", b.op("Mul", angle, b.like(2, angle)))
+        y = b.op("Add", y, b.op("Mul", twice, b.like(a2, angle)))
     return b.cast(y, dtype)
 
 

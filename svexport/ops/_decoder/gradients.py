@@ -17,7 +17,7 @@ from torch import Tensor
 from svexport.ops._decoder.config import EPS, TransformerDecoderConfig, weight_names
 from svexport.ops._decoder.layers import fold_image_size
 from svexport.ops._gradients import Attended, Linears, Norm, keeps_graph, relu_backward
-from svexport.ops._op import _vjp, aliases
+from svexport.ops._op import gradients_again
 from svexport.ops.add_bias_residual_layer_norm import OP as ADD_NORM
 from svexport.ops.camera_sample import OP as CAMERA_SAMPLE
 from svexport.ops.transformer_decoder import differentiable
@@ -358,34 +358,27 @@ class _Recorded(torch.autograd.Function):
         tensors = ctx.saved_tensors  # raises if a saved tensor was changed in place
         needs = ctx.needs_input_grad[2:]
         if torch.is_grad_enabled():  # create_graph=True
-            found = iter(_composed(ctx.config, ctx.joined, tensors, grads, needs))
-            return None, None, *(next(found) if need else None for need in needs)
+            return None, None, *_composed(ctx.config, ctx.joined, tensors, grads, needs)
         found_all = _backward(ctx, grads, tensors, needs)
         return None, None, *(g if need else None for g, need in zip(found_all, needs, strict=True))
 
 
 def _composed(
     config: TransformerDecoderConfig, joined: bool, tensors: Sequence[Tensor], grads: Any, needs: Sequence[bool]
-) -> list[Tensor]:
+) -> list[Tensor | None]:
     """Gradients that can be differentiated again, from the composition of torch ops."""
-    seen: list[Any] = aliases(tensors)
-    wanted = [t for t, need in zip(seen, needs, strict=True) if need]
-    query, query_pos, points, cameras, *rest = seen
     levels = len(config.feature_sizes)
-    args = query, query_pos, points, rest[:levels], cameras, rest[levels:], *config.attributes()
     lengths = [len(_parts(name)) for name in weight_names(vars(config))]
-    joins = len(rest) - levels > len(lengths)
-    used = [g is not None for g in grads]
 
-    def function(*args: Any) -> tuple[Tensor, ...]:
-        if joins:
-            parts = iter(args[5])
+    def function(query: Tensor, query_pos: Tensor, points: Tensor, cameras: Tensor, *rest: Tensor) -> list[Tensor]:
+        features, weights = rest[:levels], list(rest[levels:])
+        if len(weights) > len(lengths):
+            parts = iter(weights)
             weights = [torch.cat([next(parts) for _ in range(n)]) if n > 1 else next(parts) for n in lengths]
-            args = *args[:5], weights, *args[6:]
-        return tuple(o for o, use in zip(differentiable(joined, *args), used, strict=True) if use)
+        args = query, query_pos, points, features, cameras, weights, *config.attributes()
+        return [o for o, g in zip(differentiable(joined, *args), grads, strict=True) if g is not None]
 
-    with torch.enable_grad():
-        return _vjp(function, args, [g for g in grads if g is not None], wanted, create_graph=True)
+    return gradients_again(function, tensors, [g for g in grads if g is not None], needs)
 
 
 def _backward(ctx: Any, grads: Any, tensors: Sequence[Tensor], needs: Sequence[bool]) -> list[Tensor | None]:

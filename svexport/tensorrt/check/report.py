@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from svexport.text import number_of, plain
+from svexport.text import Report, number_of, table
 
 __all__ = ["SEVERITIES", "CheckReport", "Finding", "listed"]
 
@@ -42,7 +41,7 @@ class Finding:
 
 
 @dataclass(frozen=True, repr=False)
-class CheckReport:
+class CheckReport(Report):
     """Result of :func:`svexport.check`; ``print`` shows it as tables, with equal findings in one line.
 
     Attributes:
@@ -89,9 +88,6 @@ class CheckReport:
     def __repr__(self) -> str:
         return f"CheckReport({self.source} for {self.target}: {self.verdict})"
 
-    def __str__(self) -> str:
-        return plain(self.tables())
-
     @property
     def verdict(self) -> str:
         """The verdict in a few words."""
@@ -101,40 +97,16 @@ class CheckReport:
 
     def tables(self) -> list[Any]:
         """The report as rich renderables: a title, a summary, and a table with one row for all equal findings."""
-        from rich import box
-        from rich.table import Table
         from rich.text import Text
 
-        title = Text(f"{self.source} for {self.target}: {self.verdict}", "bold")
-        summary = Table(box=box.SIMPLE_HEAD, show_header=False)
-        for fact in self._facts():
-            summary.add_row(*map(Text, fact))
-        if not self.findings:
-            return [title, summary]
         header, *rows = self._rows()
-        table = Table(box=box.SIMPLE_HEAD)
-        for name in header:
-            table.add_column(name, overflow="fold")
-        for row in rows:
-            table.add_row(*map(Text, row))
-        return [title, summary, table]
+        tables: list[Any] = [Text(f"{self.source} for {self.target}: {self.verdict}", "bold"), table((), self._facts())]
+        return [*tables, table(header, rows)] if self.findings else tables
 
-    def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Writes the report as one page.
+    def _title(self) -> str:
+        return f"{Path(self.source).name} for {self.target}"
 
-        Raises:
-            SvexportError: if it cannot be written.
-        """
-        from svexport import html
-
-        html.write(path, html.page(f"{Path(self.source).name} for {self.target}", *self.html_body()))
-
-    def _repr_html_(self) -> str:
-        from svexport import html
-
-        return html.fragment(*self.html_body())
-
-    def html_body(self) -> list[str]:
+    def html_body(self, picture: Any = None) -> list[str]:
         """The report as pieces of a page: verdict, summary, findings."""
         from svexport import html
 

@@ -133,38 +133,12 @@ _MOST_DIMENSIONS = 64
 _AS_THE_FIRST = {
     *("AveragePool", "BatchNormalization", "Cast", "Ceil", "Clip", "Concat", "Conv", "ConvTranspose", "CumSum"),
     *("DepthToSpace", "Dropout", "Elu", "Erf", "Exp", "Floor", "HardSigmoid", "HardSwish", "Identity"),
-    *(
-        "InstanceNormalization",
-        "LRN",
-        "LayerNormalization",
-        "LeakyRelu",
-        "Log",
-        "LogSoftmax",
-        "MaxPool",
-        "Neg",
-        "PRelu",
-    ),
-    *("Pad", "Relu", "Resize", "Selu", "Sigmoid", "Slice", "Softmax", "Softplus", "Sqrt", "Tanh", "Tile", "Transpose"),
-    "Upsample",
+    *("InstanceNormalization", "LRN", "LayerNormalization", "LeakyRelu", "Log", "LogSoftmax", "MaxPool", "Neg"),
+    *("PRelu", "Pad", "Relu", "Resize", "Selu", "Sigmoid", "Slice", "Softmax", "Softplus", "Sqrt", "Tanh", "Tile"),
+    *("Transpose", "Upsample"),
 }
-_BROADCASTING = {
-    *(
-        "Add",
-        "And",
-        "Div",
-        "Equal",
-        "Greater",
-        "GreaterOrEqual",
-        "Less",
-        "LessOrEqual",
-        "Max",
-        "Min",
-        "Mod",
-        "Mul",
-        "Or",
-    ),
-    *("Pow", "Sub", "Sum", "Where"),
-}
+_BROADCASTING = {"Add", "And", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Mod"}
+_BROADCASTING |= {"Mul", "Or", "Pow", "Sub", "Sum", "Where"}
 
 
 def _lowered(light: onnx.ModelProto) -> onnx.ModelProto:

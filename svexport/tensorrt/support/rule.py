@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from svexport.tensorrt.support.datatypes import FIRST, onnx_name
 from svexport.tensorrt.support.node import Node, Undecided
 from svexport.tensorrt.support.target import Version, version
+from svexport.text import shape_text
 
 __all__ = [
     "FOLD",
@@ -32,7 +33,6 @@ __all__ = [
     "rank",
     "refused",
     "same_types",
-    "shown",
     "static",
     "within",
     "without",
@@ -74,11 +74,6 @@ class Rule:
 def within(rule: Rule, since: str = "0.0", before: str = "99.0", kind: str = "error", todo: str = "") -> Rule:
     """The rule, limited to versions from ``since`` on and before ``before``."""
     return replace(rule, since=version(since), before=version(before), kind=kind, todo=todo or rule.todo)
-
-
-def shown(shape: tuple[int | None, ...]) -> str:
-    """Sizes as shown in reports."""
-    return f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
 
 
 # Inputs and outputs ---------------------------------------------------------------------------------------------------
@@ -133,7 +128,7 @@ def static(index: int, **limits: Any) -> Rule:
 
     def came(node: Node) -> Came:
         shape = node.shape(index)
-        return None if None not in shape else f"{node.proto.input[index]!r} of shape {shown(shape)}"
+        return None if None not in shape else f"{node.proto.input[index]!r} of shape {shape_text(shape)}"
 
     return within(
         Rule("static_shape", f"input {index} of static sizes", came, "export without dynamic sizes"), **limits

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from svexport.tensorrt.support.node import Node, Undecided, UnknownTensor, reduces_everything
-from svexport.tensorrt.support.rule import FOLD, Came, Rule, shown
+from svexport.tensorrt.support.rule import FOLD, Came, Rule
+from svexport.text import shape_text
 
 
 def _number(node: Node, index: int) -> float:
@@ -142,7 +143,7 @@ def _vector_first(node: Node) -> Came:
     batch = node.shape(1)[:-2]
     if batch[-1] == 1 and len(batch) == 1:
         return None
-    return f"a vector times {shown(node.shape(1))}, whose first dimension is dropped"
+    return f"a vector times {shape_text(node.shape(1))}, whose first dimension is dropped"
 
 
 def _computed_scales(node: Node) -> Came:
@@ -205,7 +206,7 @@ def _odd_int4(node: Node) -> Came:
     shape = node.shape(0)
     if node.dtype(0) != "INT4" or not shape or shape[-1] is None or shape[-1] % 2 == 0:
         return None
-    return f"INT4 of shape {shown(shape)}"
+    return f"INT4 of shape {shape_text(shape)}"
 
 
 def _no_axes(node: Node) -> Came:
@@ -392,7 +393,7 @@ def _loop_states(node: Node) -> Came:
     for index in range(2, min(len(node.proto.input), len(body.output) + 1)):
         before, after = node.shape(index), node.shape_of(body.output[index - 1].name)
         if len(before) != len(after) or any(None not in pair and pair[0] != pair[1] for pair in zip(before, after)):
-            return f"{node.proto.input[index]!r} of shape {shown(before)}, {shown(after)} after an iteration"
+            return f"{node.proto.input[index]!r} of shape {shape_text(before)}, {shape_text(after)} after an iteration"
         if None in (*before, *after):
             raise Undecided(f"sizes of {node.proto.input[index]!r} are dynamic")
     return None
@@ -408,7 +409,7 @@ def _loop_scans(node: Node) -> Came:
 def _squeeze(node: Node) -> Came:
     if node.has_input(1) or node.attribute("axes") is not None or None not in node.shape(0):
         return None
-    return f"no axes, and {node.proto.input[0]!r} of shape {shown(node.shape(0))}"
+    return f"no axes, and {node.proto.input[0]!r} of shape {shape_text(node.shape(0))}"
 
 
 def _output_shape(node: Node) -> Came:
@@ -475,7 +476,7 @@ def _scattered(node: Node) -> Came:
         return None
     data, index = node.shape(0), node.shape(1)
     larger = any(a is not None and b is not None and b > a for a, b in zip(data, index, strict=False))
-    return f"indices of shape {shown(index)} for data of {shown(data)}" if larger else None
+    return f"indices of shape {shape_text(index)} for data of {shape_text(data)}" if larger else None
 
 
 def _scalar(node: Node) -> Came:
