@@ -244,6 +244,7 @@ def test_unsupported_opset(opset, tmp_path) -> None:
             {},
             r"(?s)the model itself fails.*the dict with image was given to forward as its argument x",
         ),
+        ([X[0]], {}, r"(?s)the model itself fails.*the list was given to forward as its argument x; .* use a tuple"),
         (X, {"simplify": "yes"}, "simplify must be True or False, got 'yes'"),
         (X, {"output_names": ["x"]}, r"expects 1 different names \(output .*\) that no input has, got \['x'\]"),
         (X, {"output_names": [""]}, "output_names expects 1 different names"),
