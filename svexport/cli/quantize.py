@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cache", metavar="FILE.json", help="where to keep statistics: an interrupted calibration continues"
     )
     parser.add_argument("--ranking", action="store_true", help="rank the layers by the noise that each alone makes")
-    parser.add_argument("--opset", type=int, metavar="N", help="13 to 23 (default: 17; fp8: 19)")
+    parser.add_argument("--opset", type=int, metavar="N", help="13 to 23; fp8: 19 to 23 (default: 17; fp8: 19)")
     parser.add_argument("--target", metavar="VERSION", help="TensorRT version the file is for, such as 8.6")
 
 
@@ -64,6 +64,7 @@ def run(options: argparse.Namespace) -> Outcome:
     _ahead.all_of(
         *_model.checks(options),
         _ahead.target(options.target),
+        partial(_check_opset, options.opset),
         *map(_ahead.existing, files),
         *(partial(html.check_place, path) for path in (options.output, options.cache) if path),
     )
@@ -95,6 +96,13 @@ def run(options: argparse.Namespace) -> Outcome:
     data = {"report": report.to_dict(), "ranking": None if ranking is None else ranking.to_dict()}
     shown = [*(ranking.tables() if ranking else ()), *report.tables(), *(f"note: {note}" for note in report.notes)]
     return Outcome(True, data, shown)
+
+
+def _check_opset(opset: int | None) -> None:
+    """Below 13 a file has no scales per channel: it would have rounded weights, and compute in floating point. Export
+    itself refuses fp8 below 19."""
+    if opset is not None and opset < 13:
+        raise ExportError(f"int8 weights, which have a scale per channel, need opset 13 or later, got {opset}")
 
 
 def _count(text: str) -> int:

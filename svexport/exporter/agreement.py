@@ -13,7 +13,7 @@ from svexport.exporter.rounding import Rounding, Tolerances
 from svexport.exporter.way import Way
 from svexport.parity import Parity, parity
 from svexport.tracing.quantizers import largest
-from svexport.tracing.ties import StableOrder
+from svexport.tracing.ties import ORDERING, StableOrder
 
 __all__ = [
     "CLOSEST",
@@ -98,12 +98,45 @@ def same_way(
 
 def ties(model: nn.Module, inputs: Sequence[Tensor], actual: Sequence[Tensor], held_to: Tolerances) -> str:
     """The calls that order equal values differently from ONNX, if these explain every difference from the file."""
+    expected, where = _ordered(model, inputs)
+    return where if expected is not None and agree(expected, actual, held_to) else ""
+
+
+def by_place(
+    found: list[Parity],
+    way: Way,
+    model: nn.Module,
+    inputs: Sequence[Tensor],
+    pairs: Sequence[tuple[str, Tensor, Tensor]],
+    notes: list[str],
+) -> None:
+    """Accepts what agrees in ``found`` once torch orders equal values as ONNX does, by their places: all or none.
+
+    Inputs that verification makes have many of them, as the scores of an empty image are, and any order is right. The
+    given inputs are not made here: there a user sees the order.
+    """
+    run = found[0].run if found else "given"
+    if run == "given" or not way.calls(ORDERING):
+        return
+    expected, where = _ordered(model, inputs)
+    if not where or expected is None:
+        return
+    ordered = [
+        parity(name, e, a, run=run, rtol=p.rtol, atol=p.atol)
+        for p, e, (name, _, a) in zip(found, expected, pairs, strict=True)
+    ]
+    if all(p.ok for p in ordered):
+        found[:] = ordered
+        notes.append(f"{run} inputs: equal values come by their places, torch gives any order of them: {where}")
+
+
+def _ordered(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[Sequence[Tensor] | None, str]:
+    """What the model computes where equal values come by their places, and the calls of which torch's order differs."""
     try:
         with StableOrder() as order:
-            expected = model(*(t.clone() for t in inputs))
-    except Exception:  # noqa: BLE001 - the model may refuse another order; only the explanation is lost
-        return ""
-    return ", ".join(order.where) if agree(expected, actual, held_to) else ""
+            return model(*(t.clone() for t in inputs)), ", ".join(order.where)
+    except Exception:  # noqa: BLE001 - the model may refuse another order
+        return None, ""
 
 
 def held(name: str, expected: Tensor, actual: Tensor, run: str, held_to: Tolerances, far: bool = False) -> Parity:

@@ -41,6 +41,7 @@ from svexport.ops._op import OPS
 from svexport.symbolic._symbolic import taken_over
 from svexport.tracing.arguments import FlatModel
 from svexport.tracing.quantizers import FullRanges, shapes_known
+from svexport.tracing.source import lines_of_helpers
 from svexport.tracing.swapped import applied_by, swapped
 
 __all__ = ["other_functions", "tracing", "without_symbolics"]
@@ -53,6 +54,7 @@ def tracing(model: FlatModel, tensors: Sequence[Tensor], dynamic: bool) -> Itera
         _transforms_ended(),
         _without_dump(),
         spared(),
+        lines_of_helpers(),
         _constants_kept(),
         rules_where_they_may_match(),  # last, so that it is asked first
         _constants_as_they_are(),

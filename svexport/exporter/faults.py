@@ -134,6 +134,8 @@ def _swapped(node: onnx.NodeProto, *known: Mapping[str, np.ndarray]) -> Iterator
         one, other = _value(node, a, *known), _value(node, a + 1, *known)
         if one is None or other is None or one.dtype != other.dtype or one.ndim != other.ndim:
             continue
+        if {*node.input[a : a + 2]} <= known[0].keys() and np.array_equal(one, other):
+            continue
         changed = _another(node, node.op_type)
         changed.input[a], changed.input[a + 1] = node.input[a + 1], node.input[a]
         yield Fault(f"inputs {a} and {a + 1} swapped", changed)
@@ -141,8 +143,11 @@ def _swapped(node: onnx.NodeProto, *known: Mapping[str, np.ndarray]) -> Iterator
 
 def _attributes(node: onnx.NodeProto, rank: int) -> Iterator[Fault]:
     given = attributes_of(node)
+    single = [size == 1 for size in given.get("kernel_shape", ())]  # a tap is at one place, however far others were
     for name, value in given.items():
         others: list[Any] = []
+        if name == "momentum" and not given.get("training_mode"):
+            continue  # of training alone
         if name in ("axis", "batch_dims") and isinstance(value, int):
             others = [(value + 1) % max(rank, 1), (value - 1) % max(rank, 1)]
         elif name == "axes" and isinstance(value, (list, tuple)):
@@ -155,6 +160,8 @@ def _attributes(node: onnx.NodeProto, rank: int) -> Iterator[Fault]:
             others = [value * 1.1 if value else 0.1, value * 100]
         elif isinstance(value, bytes) and name in _STRINGS:
             others = [text for text in _STRINGS[name] if text != value.decode()]
+        if name == "dilations" and single:
+            others = [[v if one else o for v, o, one in zip(value, other, single, strict=True)] for other in others]
         found = [other for other in others if other != value and not (isinstance(other, list) and other == list(value))]
         for other in found[:_AT_MOST] if name != "mode" else found:
             yield Fault(f"{name}={other}", _another(node, node.op_type, **{name: other}))

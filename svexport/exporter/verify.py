@@ -18,6 +18,7 @@ from svexport.errors import EngineError, VerificationError
 from svexport.exporter.agreement import (
     CLOSEST,
     allow_rounding,
+    by_place,
     closely,
     held,
     hold_closely,
@@ -472,6 +473,7 @@ class Verification:
                 if self.held_to.fine and self._closely(run):
                     hold_closely(found, rounding, pairs)
             else:
+                by_place(found, self._ways[run], self.model, inputs, pairs, self.notes)
                 if self._ways[run].calls(ROUNDING):
                     allow_steps(found, self.copies, inputs, pairs, self.notes)
                 if not all(p.ok for p in found):

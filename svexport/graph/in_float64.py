@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -107,26 +108,59 @@ def _convolution(b: Builder, node: onnx.NodeProto, known: Mapping[str, np.ndarra
         raise UnsupportedError("a convolution by weights that are computed, or padded by name, has no form in float64")
     kernel, groups = weight.shape[2:], given.get("group", 1)
     rank = len(kernel)
-    pads = given.get("pads", [0] * 2 * rank)
-    strides, dilations = (given.get(name, [1] * rank) for name in ("strides", "dilations"))
+    pads, strides, dilations = _window(given, rank)
     if tuple(given.get("kernel_shape", kernel)) != kernel or min(pads) < 0:
         raise UnsupportedError("a convolution whose attributes do not fit its weights has no form in float64")
-    x = _input(node)
-    if any(pads):
-        before, after = pads[:rank], pads[rank:]
-        x = b.op("Pad", x, b.ints(0, 0, *before, 0, 0, *after))
-    x = b.op("Transpose", x, perm=[0, *range(2, rank + 2), 1])
-    axes = b.ints(*range(1, rank + 1))
+    x = b.op("Transpose", _padded(b, _input(node), pads), perm=[0, *range(2, rank + 2), 1])
+    read = _taps(b, x, range(1, rank + 1), kernel, strides, dilations)
+    y = b.op("MatMul", b.concat(read, -1), b.constant(_as_matrix(weight, groups)))
+    if len(node.input) > 2 and node.input[2]:
+        y = b.op("Add", y, _input(node, 2))
+    return b.op("Transpose", y, perm=[0, rank + 1, *range(1, rank + 1)])
+
+
+def _window(given: Mapping[str, Any], rank: int) -> tuple[list[int], list[int], list[int]]:
+    """Pads, strides and dilations of a node with a window."""
+    return given.get("pads", [0] * 2 * rank), given.get("strides", [1] * rank), given.get("dilations", [1] * rank)
+
+
+def _padded(b: Builder, x: Value, pads: Sequence[int]) -> Value:
+    half = len(pads) // 2
+    return b.op("Pad", x, b.ints(0, 0, *pads[:half], 0, 0, *pads[half:])) if any(pads) else x
+
+
+def _taps(
+    b: Builder, x: Value, axes: Sequence[int], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+) -> list[Value]:
+    """What each tap of a window reads along these axes, the last tap fastest."""
     read = []
     for place in itertools.product(*map(range, kernel)):
         starts = [p * d for p, d in zip(place, dilations, strict=True)]
         left = [(k - 1 - p) * d for k, p, d in zip(kernel, place, dilations, strict=True)]
         ends = [-n if n else _TO_THE_END for n in left]
-        read.append(b.op("Slice", x, b.ints(*starts), b.ints(*ends), axes, b.ints(*strides)))
-    y = b.op("MatMul", b.concat(read, -1), b.constant(_as_matrix(weight, groups)))
-    if len(node.input) > 2 and node.input[2]:
-        y = b.op("Add", y, _input(node, 2))
-    return b.op("Transpose", y, perm=[0, rank + 1, *range(1, rank + 1)])
+        read.append(b.op("Slice", x, b.ints(*starts), b.ints(*ends), b.ints(*axes), b.ints(*strides)))
+    return read
+
+
+def _average_pool(b: Builder, node: onnx.NodeProto, known: Mapping[str, np.ndarray]) -> Value:
+    """Sums along one axis after the other, over the number of pixels."""
+    given = attributes_of(node)
+    if given.get("auto_pad", b"NOTSET") != b"NOTSET" or given.get("ceil_mode"):
+        raise UnsupportedError("an average pool padded by name, or with ceil_mode, has no form in float64")
+    kernel = given["kernel_shape"]
+    pads, strides, dilations = _window(given, len(kernel))
+
+    def total(x: Value) -> Value:
+        x = _padded(b, x, pads)
+        for axis, (size, *rest) in enumerate(zip(kernel, strides, dilations, strict=True), start=2):
+            x = b.op("Sum", *_taps(b, x, [axis], [size], *([n] for n in rest)))
+        return x
+
+    x = _input(node)
+    if given.get("count_include_pad") or not any(pads):
+        return b.op("Div", total(x), b.like(math.prod(kernel), x))
+    ones = b.op("Expand", b.like(1.0, x), b.op("Shape", x, dtype=TensorProto.INT64))
+    return b.op("Div", total(x), total(ones))
 
 
 def _as_matrix(weight: np.ndarray, groups: int) -> np.ndarray:
@@ -198,12 +232,14 @@ def _resize(b: Builder, node: onnx.NodeProto, known: Mapping[str, np.ndarray]) -
         factors = b.cast(Value(scales, _DOUBLE), _FLOAT)
     else:
         factors = None
-    rest = [None, factors, *(Value(name) for name in node.input[3:])]
+    nothing = b.constant(np.zeros(0, np.float32)) if b.opset < 13 else None  # where no input may be left out
+    rest = [nothing, nothing if factors is None else factors, *(Value(name) for name in node.input[3:])]
     moved = [b.cast(b.op("Resize", half, *rest, **given), _DOUBLE) for half in (high, low)]
     return b.op("Add", *moved)
 
 
 _FORMS: dict[str, _Form] = {
+    "AveragePool": _average_pool,
     "Conv": _convolution,
     "Elu": _elu,
     "Erf": _erf,

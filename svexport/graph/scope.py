@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import ChainMap, Counter
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from svexport.errors import UnsupportedError
 from svexport.graph.permutation import Perm
 from svexport.graph.walk import STANDARD, graphs, graphs_of, opset_of, refill
 
@@ -25,6 +27,7 @@ __all__ = [
     "is_standard",
     "light_copy",
     "readers_of",
+    "sort_nodes",
     "scopes",
     "used_inside",
     "used_names",
@@ -190,6 +193,53 @@ def used_inside(node: onnx.NodeProto) -> list[str]:
     inner = [graph for outer in graphs_of(node) for graph in graphs(outer)]
     names = [name for graph in inner for each in graph.node for name in each.input]
     return list(dict.fromkeys(names + [output.name for graph in inner for output in graph.output]))
+
+
+def sort_nodes(model: onnx.ModelProto) -> None:
+    """Puts nodes behind those that they read, in place, as ONNX requires. Edited files may have another order,
+    which ONNX Runtime takes. Nodes that are in order stay where they are.
+
+    Raises:
+        UnsupportedError: if nodes read one another's results.
+    """
+    for outer in (model.graph, *model.functions):
+        nested = [inner for node in outer.node for graph in graphs_of(node) for inner in graphs(graph)]
+        for graph in (*reversed(nested), outer):  # those inside first: sorting copies nodes
+            ordered = _sorted(graph.node)
+            if ordered is not None:
+                del graph.node[:]
+                graph.node.extend(ordered)
+
+
+def _sorted(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto] | None:
+    """Copies of nodes in order; None if they are in order. The first of those that can come next comes next."""
+    made = {name: place for place, node in enumerate(nodes) for name in node.output if name}
+    reads = [{made[name] for name in (*node.input, *used_inside(node)) if name in made} for node in nodes]
+    if all(place < own for own, places in enumerate(reads) for place in places):
+        return None
+    readers: dict[int, list[int]] = {}
+    for own, places in enumerate(reads):
+        for place in places:
+            readers.setdefault(place, []).append(own)
+    missing = [len(places) for places in reads]
+    ready = [own for own, count in enumerate(missing) if not count]  # ascending, so a heap
+    ordered = []
+    while ready:
+        own = heapq.heappop(ready)
+        copy = onnx.NodeProto()
+        copy.CopyFrom(nodes[own])
+        ordered.append(copy)
+        for reader in readers.get(own, ()):
+            missing[reader] -= 1
+            if not missing[reader]:
+                heapq.heappush(ready, reader)
+    if len(ordered) < len(nodes):
+        first = nodes[next(own for own, count in enumerate(missing) if count)]
+        raise UnsupportedError(
+            f"the model is not as ONNX defines it: node {first.name or first.output[0]!r} ({first.op_type}) waits for "
+            "its own result, or for one that does"
+        )
+    return ordered
 
 
 def used_names(graph: onnx.GraphProto) -> set[str]:

@@ -16,6 +16,7 @@ import torch
 
 from svexport import html
 from svexport.errors import SvexportError
+from svexport.graph.reading import read_model
 from svexport.graph.reduce import reduce as reduced
 from svexport.graph.saving import check_name
 from svexport.parity import parity
@@ -167,7 +168,7 @@ def reduce(
         SvexportError: if it does not fail, or ``fails`` is none of these.
     """
     source = read_source(model)
-    loaded = source.model if source.path is None else onnx.load(str(source.path))
+    loaded = source.model if source.path is None else read_model(source.path)
     if path is not None:
         check_name(Path(path))
         html.check_place(path)

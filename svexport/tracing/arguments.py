@@ -347,12 +347,14 @@ class FlatModel(nn.Module):
         self._results = _Results()
 
     @property
-    def keys_taken_for_one(self) -> str:
-        """A hint for a dict that became one argument, although its keys may have been meant as parameters."""
+    def taken_for_one(self) -> str:
+        """A hint for a dict or list that became one argument, although its items may have been meant as arguments."""
         given = list(self._bound.arguments.items())
-        if len(given) != 1 or not isinstance(given[0][1], dict):
+        if len(given) != 1 or not isinstance(given[0][1], (dict, list)):
             return ""
         (name, value), *_ = given
+        if isinstance(value, list):
+            return f"\n  the list was given to forward as its argument {name}; to give several arguments, use a tuple"
         keys, parameters = ", ".join(map(str, value)), ", ".join(self._bound.signature.parameters)
         return (
             f"\n  the dict with {keys} was given to forward as its argument {name}; to give arguments by name, use the "
@@ -490,7 +492,7 @@ def own_failure(model: nn.Module, tensors: Sequence[Tensor]) -> ExportError | No
     try:
         model(*(t.clone() for t in tensors))
     except Exception as own:  # noqa: BLE001 - the user's code may raise anything
-        return _failed(own, "these arguments", getattr(model, "keys_taken_for_one", ""))
+        return _failed(own, "these arguments", getattr(model, "taken_for_one", ""))
     finally:
         for hook in hooks:
             hook.remove()

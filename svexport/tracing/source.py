@@ -21,9 +21,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from svexport.tracing.swapped import swapped
+
 __all__ = [
     *("around", "caller", "calls_of_users", "definition", "is_library", "is_own", "is_standard", "near"),
-    *("numbers_of_users", "raising_line", "shown_line", "shown_path", "user_frame", "user_line"),
+    *("lines_of_helpers", "numbers_of_users", "raising_line", "shown_line", "shown_path", "user_frame", "user_line"),
 ]
 
 # "path(12): forward" in traced graphs; 'File "path", line 12, in forward' in torch.export and scripted code.
@@ -94,6 +96,32 @@ def user_line(frame: FrameType | None, outside: CodeType) -> tuple[str, int, str
             return code.co_filename, frame.f_lineno, code.co_name
         frame = frame.f_back
     return None
+
+
+class _FunctionsOfUsers:
+    """Whether ``(path, name)`` is a function of the user's that the model calls. Installed packages are left out:
+    their forward says more than their helpers, and so does the user's call."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], bool] = {}
+        frame: FrameType | None = sys._getframe()
+        while frame is not None:  # what calls the exporter is no part of the model
+            self._known[frame.f_code.co_filename, frame.f_code.co_name] = False
+            frame = frame.f_back
+
+    def __contains__(self, function: tuple[str, str]) -> bool:
+        if function not in self._known:
+            path, _ = function
+            self._known[function] = not (is_library(path) or is_standard(path) or "site-packages" in path)
+        return self._known[function]
+
+
+@contextmanager
+def lines_of_helpers() -> Iterator[None]:
+    """Has torch.export record frames of the user's functions beside those of ``forward``: the line of a node is where a
+    helper calls torch then, not where forward calls the helper. A torch without such anchors records forward alone."""
+    with swapped(torch.fx.proxy, _STACK_TRACE_ANCHORS=_FunctionsOfUsers()):
+        yield
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from svexport.tracing.source import shown_line, user_line
 
-__all__ = ["StableOrder"]
+__all__ = ["ORDERING", "StableOrder"]
 
 
 class StableOrder(TorchFunctionMode):
@@ -57,3 +57,6 @@ def _sort(input: Tensor, dim: int = -1, descending: bool = False, stable: bool |
 
 
 _ORDERS: dict[str, Any] = {"topk": _topk, "sort": _sort, "argsort": _sort}
+
+ORDERING = frozenset(_ORDERS)
+"""Names of the functions whose results are ordered."""

@@ -77,6 +77,7 @@ def test_fp8(run, project, samples):
         ),
         (["--batches", "sample0.npz", "--keep", "tail", "-o", "m.onnx"], "no layer is named 'tail'"),
         (["--batches", "sample0.npz", "--limit", "0"], "expected a number of batches"),
+        (["--batches", "sample0.npz", "--opset", "11", "-o", "m.onnx"], "need opset 13 or later, got 11"),
         (["--batches", "sample0.npz", "--target", "86", "-o", "m.onnx"], "86"),
         (["--batches", "sample0.npz", "--percentile", "0", "-o", "m.onnx"], "percentile: expected a number above 0"),
     ],

@@ -244,6 +244,7 @@ def test_unsupported_opset(opset, tmp_path) -> None:
             {},
             r"(?s)the model itself fails.*the dict with image was given to forward as its argument x",
         ),
+        ([X[0]], {}, r"(?s)the model itself fails.*the list was given to forward as its argument x; .* use a tuple"),
         (X, {"simplify": "yes"}, "simplify must be True or False, got 'yes'"),
         (X, {"output_names": ["x"]}, r"expects 1 different names \(output .*\) that no input has, got \['x'\]"),
         (X, {"output_names": [""]}, "output_names expects 1 different names"),
@@ -849,7 +850,7 @@ class Ranked(nn.Module):
 def test_values_that_are_only_looked_at(dtype, tmp_path) -> None:
     x = 2.0 ** torch.arange(-16, 8).flip(0)[None]
     report = svexport.export(Ranked(), (x,), tmp_path / "m.onnx", opset=11, dtype=dtype)
-    assert {p.run for p in report.parity} - {"scaled"} == {"given", "random first", "random next"}
+    assert {p.run for p in report.parity} - {"scaled", "zeros"} == {"given", "random first", "random next"}
     assert all("equal values" in skipped or "not finite" in skipped for skipped in report.skipped)
 
 
@@ -914,6 +915,34 @@ def test_ties_in_another_order_are_named(how, opset, tmp_path) -> None:
         rf"equal.* ONNX returns them by position: {how} at \S*test_contract.py:\d+ in forward: best = ", text
     ), text
     assert "random numbers" not in text
+
+
+class Detected(nn.Module):
+    """Some boxes of the best scores, which are equal where the image is empty, and stay so where it nearly is."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = (x[..., 0] * 1e-3).sigmoid()
+        best = scores.topk(7).indices if self.how == "topk" else scores.argsort(1, descending=True)[:, :7]
+        boxes = x.gather(1, best[..., None].expand(-1, -1, 4)) + best[..., None]
+        return boxes[boxes[..., 0] % 4 < 2]
+
+
+@BOTH_EXPORTERS
+@pytest.mark.parametrize("how", ["topk", "argsort"])
+def test_ties_of_inputs_made_by_verification(how, opset, tmp_path) -> None:
+    """Any order of them is right: the file is compared with torch's results where equal values come by their places."""
+    x = torch.stack([torch.randperm(61) - 30.0 for _ in range(2)])[..., None] + torch.rand(2, 61, 4) / 4
+    report = svexport.export(Detected(how), x, tmp_path / "m.onnx", opset=opset)
+    assert report.verified
+    assert "zeros" in {p.run for p in report.parity}
+    note = next(note for note in report.notes if note.startswith("zeros inputs: equal values"))
+    assert re.search(rf"{how} at \S*test_contract.py:\d+ in forward: best = ", note)
+    engine = svexport.load(tmp_path / "m.onnx")
+    assert engine(torch.zeros(2, 61, 4))[:, 0].tolist() == 2 * [0, 1, 4, 5]
 
 
 class Sorted(nn.Module):

@@ -432,6 +432,21 @@ def test_faults_of_a_convolution() -> None:
     assert {"pads=[0, 1, 0, 1]", "strides=[1, 2]", "constant 1 transposed"} <= kinds
 
 
+def test_changes_without_effect_are_no_faults() -> None:
+    """Momentum is of training, the dilation of one tap is at no place, and equal constants may be swapped."""
+    x = np.ones((1, 4, 5, 5), np.float32)
+    zeros, ones = np.zeros(4, np.float32), np.ones(4, np.float32)
+    norm = helper.make_node("BatchNormalization", ["x", "s", "b", "m", "v"], ["y"], epsilon=0.5, momentum=0.9)
+    constants = {"s": ones, "b": zeros, "m": zeros, "v": ones * 2}
+    kinds = {fault.kind for fault in faults_of(norm, constants, {"x": x, "y": x})}
+    assert not [kind for kind in kinds if kind.startswith("momentum")]
+    assert {kind for kind in kinds if "swapped" in kind} == {"inputs 1 and 2 swapped"}
+    assert [kind for kind in kinds if kind.startswith("epsilon")]
+    conv = helper.make_node("Conv", ["x", "w"], ["y"], kernel_shape=[3, 1], pads=[2, 0, 2, 0], dilations=[2, 1])
+    kinds = {fault.kind for fault in faults_of(conv, {"w": np.ones((4, 4, 3, 1), np.float32)}, {"x": x, "y": x})}
+    assert {kind for kind in kinds if kind.startswith("dilations")} == {"dilations=[1, 1]"}
+
+
 def test_command_line(tmp_path, capsys) -> None:
     arguments = [
         "export",

@@ -15,9 +15,11 @@ from svexport.errors import UnsupportedError
 from svexport.graph.in_float64 import in_float64
 
 
-def model_of(op: str, *constants: np.ndarray, kind: int = TensorProto.FLOAT, **attributes) -> onnx.ModelProto:
-    """One node of an input and constants; an empty one is left out."""
-    names = [f"c{i}" if c.size else "" for i, c in enumerate(constants)]
+def model_of(
+    op: str, *constants: np.ndarray, kind: int = TensorProto.FLOAT, opset: int = 13, **attributes
+) -> onnx.ModelProto:
+    """One node of an input and constants; from opset 13 on, an empty one is left out."""
+    names = [f"c{i}" if c.size or opset < 13 else "" for i, c in enumerate(constants)]
     graph = helper.make_graph(
         [helper.make_node(op, ["x", *names], ["y"], **attributes)],
         "g",
@@ -25,7 +27,7 @@ def model_of(op: str, *constants: np.ndarray, kind: int = TensorProto.FLOAT, **a
         [helper.make_tensor_value_info("y", kind, None)],
         [numpy_helper.from_array(c, n) for c, n in zip(constants, names, strict=True) if n],
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
 
 
 def computed(model: onnx.ModelProto, x: Tensor) -> Tensor:
@@ -75,6 +77,33 @@ def test_convolution_padded_unevenly() -> None:
     check(model_of("Conv", weight.numpy(), pads=[1, 0, 2, 3]), x, expected)
 
 
+POOLS = {
+    "plain": ((2, 3, 7, 9), {"kernel_size": (3, 2), "stride": (1, 1)}),
+    "counted": ((1, 2, 8, 5), {"kernel_size": (3, 3), "stride": (2, 1), "padding": (1, 1)}),
+    "not counted": (
+        (1, 2, 8, 5),
+        {"kernel_size": (3, 2), "stride": (2, 3), "padding": (1, 0), "count_include_pad": False},
+    ),
+    "one axis": ((2, 3, 12), {"kernel_size": (5,), "stride": (3,), "padding": (2,)}),
+    "three axes": ((1, 2, 5, 4, 6), {"kernel_size": (2, 1, 3), "stride": (2, 1, 3)}),
+}
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_average_pools(name) -> None:
+    shape, given = POOLS[name]
+    x = torch.randn(shape, dtype=torch.float64)
+    rank = len(shape) - 2
+    attributes = {
+        "kernel_shape": given["kernel_size"],
+        "strides": given["stride"],
+        "pads": [*given.get("padding", [0] * rank)] * 2,
+        "count_include_pad": int(given.get("count_include_pad", True)),
+    }
+    expected = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[rank - 1](x, **given)
+    check(model_of("AveragePool", **attributes), x, expected)
+
+
 SLOPE = np.array([0.5, 0.125, -1.0], np.float32)
 FUNCTIONS = {
     "Elu": (lambda x: F.elu(x, 0.75), {"alpha": 0.75}),
@@ -94,11 +123,14 @@ def test_functions(op) -> None:
     check(model_of(op, *constants, **attributes), x, function(x))
 
 
-def test_nearest_pixels() -> None:
+@pytest.mark.parametrize("opset", [11, 13])
+def test_nearest_pixels(opset) -> None:
     x = torch.randn(1, 2, 3, 5, dtype=torch.float64)
     none, scales = np.zeros(0, np.float32), np.array([1, 1, 2, 3], np.float32)
     attributes = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-    check(model_of("Resize", none, scales, **attributes), x, F.interpolate(x, scale_factor=(2.0, 3.0)))
+    check(model_of("Resize", none, scales, opset=opset, **attributes), x, F.interpolate(x, scale_factor=(2.0, 3.0)))
+    sizes = np.array([1, 2, 6, 15], np.int64)
+    check(model_of("Resize", none, none, sizes, opset=opset, **attributes), x, F.interpolate(x, (6, 15)))
 
 
 def test_numbers_stay_as_the_file_has_them() -> None:
@@ -115,8 +147,9 @@ def test_numbers_stay_as_the_file_has_them() -> None:
         model_of("Relu", kind=TensorProto.FLOAT16),
         model_of("Conv", np.ones((1, 1, 2, 2), np.float32), auto_pad="SAME_UPPER"),
         model_of("Resize", np.zeros(0, np.float32), np.array([1, 2], np.float32), mode="linear"),
+        model_of("AveragePool", kernel_shape=[2, 2], ceil_mode=1),
     ],
-    ids=["half", "padded by name", "interpolated"],
+    ids=["half", "padded by name", "interpolated", "pooled beyond the border"],
 )
 def test_what_has_no_form_is_refused(model) -> None:
     with pytest.raises(UnsupportedError, match="float64"):

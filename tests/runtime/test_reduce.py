@@ -193,6 +193,16 @@ def test_wrong_requests(tmp_path: Path) -> None:
     (tmp_path / "text.onnx").write_text("hello")
     with pytest.raises(SvexportError, match="not an ONNX file"):
         svexport.reduce(tmp_path / "text.onnx", "load")
+    weights = numpy_helper.from_array(torch.ones(500).numpy(), "w")
+    beside = helper.make_model(
+        helper.make_graph(
+            [helper.make_node("Neg", ["w"], ["y"])], "g", [], [helper.make_empty_tensor_value_info("y")], [weights]
+        )
+    )
+    onnx.save(beside, tmp_path / "beside.onnx", save_as_external_data=True, location="weights.bin")
+    (tmp_path / "weights.bin").unlink()
+    with pytest.raises(SvexportError, match=r"beside.onnx is not a valid ONNX file.*weights.bin"):
+        svexport.reduce(tmp_path / "beside.onnx", "load")
     with pytest.raises(SvexportError, match="expects one of"):
         svexport.reduce(model, "crash")
     for place in (tmp_path / "text.onnx" / "small.onnx", tmp_path):

@@ -60,3 +60,23 @@ def test_a_file_does_not_say_where_its_source_was(tmp_path, monkeypatch) -> None
     (node,) = [n for n in onnx.load(path).graph.node if n.op_type == "SvGridSample"]
     assert node.doc_string.startswith("net.py:8")
     assert str(Path(tmp_path)).encode() not in files[0]
+
+
+class Helped(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.mixed(x).relu()
+
+    def mixed(self, x: torch.Tensor) -> torch.Tensor:
+        return mixed_by(x, x.mT) + 1
+
+
+def mixed_by(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.einsum("ij,jk", x, y)
+
+
+@pytest.mark.parametrize("opset", [11, 18])
+def test_lines_are_those_of_helpers(opset: int, tmp_path) -> None:
+    """That call torch, not those of forward, or of what exports."""
+    report = svexport.export(Helped(), torch.randn(2, 3), tmp_path / "m.onnx", opset=opset)
+    (node,) = report.svexport_nodes
+    assert node.source.endswith('in mixed_by: return torch.einsum("ij,jk", x, y)')

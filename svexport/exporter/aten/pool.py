@@ -174,8 +174,32 @@ def _side_by_side(size: int, windows: int) -> Tensor:
     return torch.minimum(start[:, None] + torch.arange(_longest(size, windows)), end[:, None] - 1).flatten()
 
 
-def _with_divisor(axes: int) -> Callable[..., Any]:
-    """Average pool with ``divisor_override``, which the exporters' own ignore."""
+def _each(numbers: Any, axes: int) -> list[Any]:
+    """An argument of a pool for each axis: one may stand for all, and be a list."""
+    numbers = list(numbers) if isinstance(numbers, Sequence) else [numbers]
+    return numbers * (axes if len(numbers) == 1 else 1)
+
+
+def _over_all(input: Tensor, kernel: Sequence[Any], steps: Sequence[Any], pads: Sequence[Any]) -> list[int] | None:
+    """The axes of a pool whose only window is all of a dynamic size, ``x.shape[2:]``; None if other axes are pooled.
+
+    Pools of ONNX have numbers as windows: torch.export would make one of the size.
+    """
+    if not _is_dynamic(input, kernel):
+        return None
+    found = []
+    for axis, (window, step, pad) in enumerate(zip(kernel, steps, pads, strict=True), start=-len(kernel)):
+        if pad != 0:
+            return None
+        if is_known(window == input.shape[axis]):
+            found.append(axis)
+        elif not (_is_one(window) and _is_one(step)):
+            return None
+    return found or None
+
+
+def _averages(axes: int) -> Callable[..., Any]:
+    """Average pool over dynamic sizes, or with ``divisor_override``, which the exporters' own ignore."""
     pool = getattr(torch.ops.aten, f"avg_pool{axes}d")
 
     def function(
@@ -187,40 +211,46 @@ def _with_divisor(axes: int) -> Callable[..., Any]:
         count_include_pad: bool = True,
         divisor_override: int | None = None,
     ) -> Any:
+        sizes, steps, pads = (_each(n, axes) for n in (kernel_size, stride or kernel_size, padding))
         if divisor_override is None:
-            return NotImplemented
+            whole = _over_all(input, sizes, steps, pads)
+            return NotImplemented if whole is None else input.mean(whole, keepdim=True)
         if ceil_mode:
             raise ExportError(
                 f"avg_pool{axes}d with ceil_mode and divisor_override is not exported; pad the input, without ceil_mode"
             )
-        sizes, steps, pads = (
-            [n] * axes if isinstance(n, int) else list(n) * (axes if len(n) == 1 else 1)
-            for n in (kernel_size, stride or kernel_size, padding)
-        )
         return pool(input, sizes, steps, pads, False, True) * (math.prod(sizes) / divisor_override)
 
     return function
 
 
-def _largest_of_a_row(
-    input: Tensor,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Any:
-    """``max_pool1d`` of a dynamic size: torch's own for CPUs is one function that specializes the size."""
-    if return_indices or not _is_dynamic(input, (1,)):
-        return NotImplemented
-    return torch.max_pool1d_with_indices(input, kernel_size, stride or kernel_size, padding, dilation, ceil_mode)[0]
+def _largest_as_called(axes: int) -> Callable[..., Any]:
+    """Max pool over dynamic sizes. Of a row torch's own for CPUs is one function that specializes the size."""
+
+    def function(
+        input: Tensor,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil_mode: bool = False,
+        return_indices: bool = False,
+    ) -> Any:
+        if return_indices:
+            return NotImplemented
+        whole = _over_all(input, *(_each(n, axes) for n in (kernel_size, stride or kernel_size, padding)))
+        if whole is not None:
+            return input.amax(whole, keepdim=True)
+        if axes > 1 or not _is_dynamic(input, (1,)):
+            return NotImplemented
+        return torch.max_pool1d_with_indices(input, kernel_size, stride or kernel_size, padding, dilation, ceil_mode)[0]
+
+    return function
 
 
 AS_CALLED: dict[Callable[..., Any], Callable[..., Any]] = {
-    F.avg_pool2d: _with_divisor(2),
-    F.avg_pool3d: _with_divisor(3),
-    **dict.fromkeys((F.max_pool1d, torch.max_pool1d), _largest_of_a_row),
+    **{getattr(F, f"avg_pool{axes}d"): _averages(axes) for axes in (1, 2, 3)},
+    **{getattr(place, f"max_pool{axes}d"): _largest_as_called(axes) for axes in (1, 2, 3) for place in (F, torch)},
 }
 """By Python callable."""
 

@@ -72,6 +72,7 @@ _COMPARISONS = {
     operator.ge: ">=",
 }
 _RANKS = {"dim", "ndimension"}
+_CHANGED = "its forward changes tensors in place"
 
 
 _BY_SIZE: set[Any] = {"unbind", "split", "chunk", "tensor_split", "hsplit", "vsplit", "dsplit"}
@@ -85,6 +86,9 @@ class _Proxy(fx.Proxy):
     def __len__(self) -> int:
         found = self.tracer.length(self.node)  # type: ignore[attr-defined]
         return super().__len__() if found is None else found
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise NotTraced(_CHANGED)
 
 
 class _Tracer(fx.Tracer):
@@ -551,7 +555,7 @@ def _record(
     if any(node.op == "get_attr" and not _is_registered(module, str(node.target)) for node in graph.nodes):
         raise NotTraced("its forward makes tensors of its own")
     if any(node.target in _CHANGES or node.target is operator.setitem for node in graph.nodes):
-        raise NotTraced("its forward changes tensors in place")
+        raise NotTraced(_CHANGED)
     for node in reversed(graph.nodes):
         asked = node.target in _RANKS | _COMPARISONS.keys() and not isinstance(tracer.values[node], Tensor)
         if not node.users and (asked or node.target in (getattr, operator.getitem)):  # left from unpacking a shape

@@ -17,7 +17,7 @@ from svexport.graph.opsets.functions import convert_functions, inlined
 from svexport.graph.opsets.known import known_of
 from svexport.graph.opsets.rules import BROKEN
 from svexport.graph.saving import check_place, write
-from svexport.graph.scope import drop_unused, used_names
+from svexport.graph.scope import drop_unused, sort_nodes, used_names
 from svexport.graph.walk import STANDARD, graphs, opset_of
 from svexport.ops._op import DOMAIN
 
@@ -92,6 +92,7 @@ def convert_in_place(model: onnx.ModelProto, opset: int) -> None:
     if opset == before:
         return
     _check_attributes(model)
+    sort_nodes(model)
     try:
         _convert(model, before, opset)
     except BROKEN as error:

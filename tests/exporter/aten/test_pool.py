@@ -112,3 +112,47 @@ def test_volume_of_dynamic_depth(tmp_path) -> None:
         x = torch.randn(1, 2, depth, 7, 3)
         for actual, expected in zip(engine(x), function(x), strict=True):
             torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+
+
+WHOLE = {
+    "mean": lambda x: F.avg_pool2d(x, x.size()[2:]),
+    "mean of one axis": lambda x: F.avg_pool2d(x, (x.size(2), 1), stride=(3, 1)),
+    "mean of a row": lambda x: F.avg_pool1d(x[..., 0], x.shape[2]),
+    "mean of a volume": lambda x: F.avg_pool3d(x, (1, *x.shape[2:])),
+    "largest": lambda x: F.max_pool2d(x, kernel_size=x.shape[-2:]),
+    "largest of one axis": lambda x: F.max_pool2d(x, (x.size(2), 1), stride=1),
+    "largest of a row": lambda x: F.max_pool1d(x[..., 0], x.shape[2]),
+    "largest of a volume": lambda x: F.max_pool3d(x, (1, x.size(2), x.size(3))),
+}
+
+
+@pytest.mark.parametrize("opset", [11, 18])
+@pytest.mark.parametrize("name", WHOLE)
+def test_windows_of_a_dynamic_size(name: str, opset: int, tmp_path) -> None:
+    """As the last pool of ST-GCN; the size of the window is that of a tensor which a convolution has made smaller."""
+
+    class Pooled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = torch.nn.Conv2d(3, 4, (3, 1), (2, 1), (1, 0))
+
+        def forward(self, x):
+            return WHOLE[name](self.conv(x))
+
+    model = Pooled().eval()
+    report = svexport.export(
+        model, torch.randn(2, 3, 11, 5), tmp_path / "m.onnx", opset=opset, dynamic_shapes={"x": {0: "n", 2: "t"}}
+    )
+    assert report.verified
+    engine = svexport.load(tmp_path / "m.onnx")
+    for shape in ((1, 3, 7, 5), (5, 3, 26, 5)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(engine(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+def test_windows_of_known_sizes_stay_pools(tmp_path) -> None:
+    def function(x):
+        return F.avg_pool2d(x, x.size()[2:]), F.max_pool2d(x, (x.size(2), 1), stride=1), F.max_pool2d(x, 2)
+
+    report = exported(function, torch.randn(2, 3, 6, 4), tmp_path, 11, True)
+    assert report.lowered_nodes == {"AveragePool": 1, "MaxPool": 2}

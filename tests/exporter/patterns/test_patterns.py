@@ -26,6 +26,13 @@ class OwnTensor(Samples):
         return super().forward(x, grid) * torch.tensor([2.0])
 
 
+class Assigned(Samples):
+    def forward(self, x, grid):
+        grid = grid.clone()
+        grid[..., 0] /= 2
+        return super().forward(x, grid)
+
+
 class AnyArguments(Samples):
     def forward(self, *args):
         return super().forward(*args)
@@ -36,6 +43,7 @@ class AnyArguments(Samples):
     [
         (ByValue, "no fixed graph: TraceError"),
         (OwnTensor, "makes tensors of its own"),
+        (Assigned, "its forward changes tensors in place"),
         (AnyArguments, "without names"),
     ],
 )

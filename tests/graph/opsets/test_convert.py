@@ -297,6 +297,35 @@ def test_sizes_that_were_left_behind() -> None:
 # ---------------------------------------------------------------- refusals
 
 
+@pytest.mark.parametrize("opset", LOWER)
+def test_nodes_in_another_order(opset: int) -> None:
+    """As edited files have them, and as ONNX Runtime takes them; captured values count."""
+    given = model("""
+    g (float[2,3] x, bool c) => (float[2,3] y) {
+       b = Neg(a)
+       z = Softmax(b)
+       a = HardSwish(x)
+       y = If(c) <then_branch = t () => (float[2,3] r) { r = Add(q, z) q = Abs(b) },
+                  else_branch = e () => (float[2,3] s) { s = Sub(z, b) }>
+    }""")
+    nodes = list(given.graph.node)
+    del given.graph.node[:]
+    given.graph.node.extend([nodes[3], *nodes[:3]])
+    converted = svexport.convert(given, opset)
+    onnx.checker.check_model(converted, full_check=True)
+    x = floats(2, 3)
+    a = torch.nn.functional.hardswish(torch.from_numpy(x))
+    for condition, expected in ((True, a.abs() + (-a).softmax(-1)), (False, (-a).softmax(-1) + a)):
+        (actual,) = run(converted, (x, np.array(condition)))
+        np.testing.assert_allclose(actual, expected.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_nodes_that_wait_for_one_another() -> None:
+    given = model("g (float[4] x) => (float[4] y) { y = Add(x, z) z = HardSwish(y) }")
+    with pytest.raises(UnsupportedError, match=r"'y' \(Add\) waits for its own result"):
+        svexport.convert(given, 11)
+
+
 def test_what_cannot_be_asked_for() -> None:
     given = model("g (float[2] x) => (float[2] y) { y = Relu(x) }", opset=13)
     with pytest.raises(UnsupportedError, match=r"from 9 to the model's own, 13, got 20; onnx.version_converter"):
