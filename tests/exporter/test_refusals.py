@@ -116,6 +116,13 @@ def test_of_half_models_that_fail_in_torch(tmp_path: Path) -> None:
     assert "torch.cond" not in text
 
 
+@pytest.mark.parametrize("function", [lambda x: torch.fft.rfft(x).real, lambda x: torch.polar(x, x).real])
+def test_of_functions_that_torch_lacks_in_half(function, tmp_path: Path) -> None:
+    text = refused(function, tmp_path, 17, dtype=torch.float16)
+    assert 'dtype=torch.float16, keep="auto"' in text
+    exported(function, torch.randn(3, 6), tmp_path, 17, True, dtype=torch.float16, keep="auto")
+
+
 def test_of_derivatives_taken_backwards(tmp_path: Path) -> None:
     text = refused(lambda x: torch.func.grad(lambda y: (y**3).sum())(x), tmp_path, 18)
     assert "derivatives backwards" in text
