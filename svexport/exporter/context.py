@@ -310,6 +310,11 @@ def _projected_lstm(input: Tensor, hx: Sequence[Tensor], *args: Any) -> Any:
     return made_by_torch("aten::lstm.input")(input, hx, *args)
 
 
+def _all_dropped(x: Tensor, p: float, train: bool | None) -> Any:
+    """Dropout of every number, which ONNX does not take for a ratio."""
+    return (x * 0, torch.zeros_like(x, dtype=torch.bool)) if train and p == 1 else NotImplemented
+
+
 def _copied(x: Tensor, values: Tensor, non_blocking: bool = False) -> Any:
     """``copy``. The exporter's own does not expand the values to the shape of ``x``."""
     if list(map(str, x.shape)) == list(map(str, values.shape)):
@@ -328,6 +333,7 @@ _ALSO: dict[str, Callable[..., Any]] = {
     "aten::cross_entropy_loss": _cross_entropy,
     "aten::im2col": _patches_side_by_side,
     "aten::lstm.input": _projected_lstm,
+    "aten::native_dropout": _all_dropped,
     "aten::unfold": _unfold_side_by_side,
 }
 """Like :data:`EXACT`, for functions that the TorchScript exporter converts correctly, or has in another form."""
