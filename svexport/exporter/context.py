@@ -35,6 +35,7 @@ from svexport.exporter.doubles import DOUBLES
 from svexport.exporter.exact import EXACT, shapes_of_losses
 from svexport.exporter.masks import by_places, is_mask_of_places
 from svexport.exporter.opsets import FIRST_DYNAMO_OPSET
+from svexport.exporter.picked import of_picked, of_two_or_more
 from svexport.exporter.program import decompose_nodes, promote
 from svexport.exporter.spared import rules_where_they_may_match, spared
 from svexport.ops._op import OPS
@@ -64,6 +65,7 @@ def tracing(model: FlatModel, tensors: Sequence[Tensor], dynamic: bool) -> Itera
         without_assertions(),
         lines_of_sizes(FlatModel.forward.__code__),
         sizes_stay_dynamic(),
+        of_two_or_more(),
         shapes_known(),
         model.traced_in(*other_functions(dynamic), ComplexParts(own=True), ConstantValues(model)),
     ):
@@ -73,7 +75,7 @@ def tracing(model: FlatModel, tensors: Sequence[Tensor], dynamic: bool) -> Itera
 def other_functions(dynamic: bool) -> tuple[TorchFunctionMode, ...]:
     """Modes that replace some functions by others while tracing."""
     always = IN_PLACE_OF | _AS_NUMBERS | _OF_INDICES | _OF_NOTHING | _OF_A_NUMBER | _OF_SIZES | _ARITHMETIC
-    return FullRanges(), InPlaceOf(always | (_OF_DYNAMIC_SIZES if dynamic else {}))
+    return FullRanges(), InPlaceOf(always | (_OF_DYNAMIC_SIZES if dynamic else of_picked(_OF_DYNAMIC_SIZES)))
 
 
 @contextmanager

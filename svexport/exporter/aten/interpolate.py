@@ -65,7 +65,7 @@ def interpolate(
     if any(isinstance(factor, torch.SymFloat) for factor in leaves_of(scale_factor)):
         raise ExportError("F.interpolate by a factor that is made of dynamic sizes: say the size, size=(height, width)")
     output = F.interpolate(input, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
-    if antialias or 0 in input.shape:
+    if antialias or any(not isinstance(size, torch.SymInt) and size == 0 for size in input.shape):
         return output
     old, rank = input.shape[2:], input.dim() - 2
     factors: list[float | None] = [None] * rank
