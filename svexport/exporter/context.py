@@ -30,7 +30,7 @@ from svexport.exporter.constants import (
     sizes_stay_dynamic,
     without_assertions,
 )
-from svexport.exporter.decompose import IN_PLACE_OF, InPlaceOf
+from svexport.exporter.decompose import IN_PLACE_OF, InPlaceOf, index_reduce
 from svexport.exporter.doubles import DOUBLES
 from svexport.exporter.exact import EXACT, shapes_of_losses
 from svexport.exporter.masks import by_places, is_mask_of_places
@@ -334,6 +334,7 @@ _ALSO: dict[str, Callable[..., Any]] = {
     "aten::copy": _copied,
     "aten::cross_entropy_loss": _cross_entropy,
     "aten::im2col": _patches_side_by_side,
+    "aten::index_reduce": index_reduce,  # of index_reduce_
     "aten::lstm.input": _projected_lstm,
     "aten::native_dropout": _all_dropped,
     "aten::unfold": _unfold_side_by_side,
