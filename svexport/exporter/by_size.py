@@ -79,8 +79,7 @@ def _roll(input: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
         return _roll(input.flatten(), shifts, 0).reshape(input.shape)
     both = [x if isinstance(x, (tuple, list)) else [x] for x in (shifts, dims)]
     sizes = [input.shape[dim] for dim in both[1]] if len(both[0]) == len(both[1]) else []
-    of_values = any(isinstance(size, torch.SymInt) and not size.node.has_hint() for size in sizes)
-    if not sizes or not (of_values or any(isinstance(shift, torch.SymInt) for shift in both[0])):
+    if not sizes or not (any(map(_is_of_values, sizes)) or any(isinstance(shift, torch.SymInt) for shift in both[0])):
         return torch.roll(input, shifts, dims)
     for shift, dim, size in zip(*both, sizes, strict=True):
         place = torch.arange(size, device=input.device) - shift
@@ -177,6 +176,19 @@ def _kron(input: Tensor, other: Tensor) -> Tensor:
     return product
 
 
+def _trapezoid(y: Tensor, x: Tensor | None = None, *, dx: float = 1, dim: int = -1) -> Any:
+    """``torch.trapezoid``; torch's own takes the first and the last, of which there may be none where values decide."""
+    if x is not None or not _is_of_values(y.shape[dim]):
+        return NotImplemented
+    along = y.movedim(dim, 0)
+    return (along[1:] + along[:-1]).sum(0) * (dx / 2)
+
+
+def _is_of_values(size: Any) -> bool:
+    """Whether values decide a size."""
+    return isinstance(size, torch.SymInt) and not size.node.has_hint()
+
+
 def _widened(x: Tensor, other: Tensor, dim: int) -> Tensor:
     """``x`` with its axes of size 1 expanded to the sizes of ``other``, except along ``dim``."""
     ones = [isinstance(size, int) and size == 1 for size in x.shape]
@@ -189,6 +201,7 @@ BY_SIZE: dict[Callable[..., Any], Callable[..., Any]] = {
     **dict.fromkeys((torch.kron, Tensor.kron), _kron),
     **dict.fromkeys((torch.roll, Tensor.roll), _roll),
     **dict.fromkeys((torch.take_along_dim, Tensor.take_along_dim), _take_along_dim),
+    **dict.fromkeys((torch.trapezoid, torch.trapz), _trapezoid),
     torch.bartlett_window: _window(torch.bartlett_window, _bartlett),
     torch.blackman_window: _window(torch.blackman_window, _blackman),
     torch.hamming_window: _window(torch.hamming_window, _hamming),
