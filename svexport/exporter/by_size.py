@@ -74,12 +74,14 @@ def _rfftfreq(n: Any, d: float = 1.0, *, dtype: torch.dtype | None = None, devic
 
 
 def _roll(input: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
-    """``roll``; the exporter's own takes only constant shifts."""
+    """``roll``; the exporter's own takes only constant shifts, and fails where values decide on a size of 0."""
+    if isinstance(dims, (tuple, list)) and not dims:
+        return _roll(input.flatten(), shifts, 0).reshape(input.shape)
     both = [x if isinstance(x, (tuple, list)) else [x] for x in (shifts, dims)]
-    if not any(isinstance(shift, torch.SymInt) for shift in both[0]) or len(both[0]) != len(both[1]):
+    sizes = [input.shape[dim] for dim in both[1]] if len(both[0]) == len(both[1]) else []
+    if not sizes or not (any(map(_is_of_values, sizes)) or any(isinstance(shift, torch.SymInt) for shift in both[0])):
         return torch.roll(input, shifts, dims)
-    for shift, dim in zip(*both, strict=True):
-        size = input.shape[dim]
+    for shift, dim, size in zip(*both, sizes, strict=True):
         place = torch.arange(size, device=input.device) - shift
         input = input.index_select(dim, torch.remainder(place, place.new_full((), size).clamp(min=1)))
     return input
@@ -162,6 +164,31 @@ def _take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> T
     return _widened(input, indices, along).gather(dim, _widened(indices, input, along))
 
 
+def _kron(input: Tensor, other: Tensor) -> Tensor:
+    """``torch.kron``; torch's own makes numbers of the sizes."""
+    rank = max(input.dim(), other.dim())
+    first, second = (x.reshape([1] * (rank - x.dim()) + list(x.shape)) for x in (input, other))
+    for dim in range(rank):
+        first, second = first.unsqueeze(2 * dim + 1), second.unsqueeze(2 * dim)
+    product = first * second  # each size of one beside that of the other
+    for dim in range(rank):
+        product = product.flatten(dim, dim + 1)
+    return product
+
+
+def _trapezoid(y: Tensor, x: Tensor | None = None, *, dx: float = 1, dim: int = -1) -> Any:
+    """``torch.trapezoid``; torch's own takes the first and the last, of which there may be none where values decide."""
+    if x is not None or not _is_of_values(y.shape[dim]):
+        return NotImplemented
+    along = y.movedim(dim, 0)
+    return (along[1:] + along[:-1]).sum(0) * (dx / 2)
+
+
+def _is_of_values(size: Any) -> bool:
+    """Whether values decide a size."""
+    return isinstance(size, torch.SymInt) and not size.node.has_hint()
+
+
 def _widened(x: Tensor, other: Tensor, dim: int) -> Tensor:
     """``x`` with its axes of size 1 expanded to the sizes of ``other``, except along ``dim``."""
     ones = [isinstance(size, int) and size == 1 for size in x.shape]
@@ -171,8 +198,10 @@ def _widened(x: Tensor, other: Tensor, dim: int) -> Tensor:
 BY_SIZE: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.tensor_split: _tensor_split,
     Tensor.tensor_split: _tensor_split,
+    **dict.fromkeys((torch.kron, Tensor.kron), _kron),
     **dict.fromkeys((torch.roll, Tensor.roll), _roll),
     **dict.fromkeys((torch.take_along_dim, Tensor.take_along_dim), _take_along_dim),
+    **dict.fromkeys((torch.trapezoid, torch.trapz), _trapezoid),
     torch.bartlett_window: _window(torch.bartlett_window, _bartlett),
     torch.blackman_window: _window(torch.blackman_window, _blackman),
     torch.hamming_window: _window(torch.hamming_window, _hamming),

@@ -30,11 +30,12 @@ from svexport.exporter.constants import (
     sizes_stay_dynamic,
     without_assertions,
 )
-from svexport.exporter.decompose import IN_PLACE_OF, InPlaceOf
+from svexport.exporter.decompose import IN_PLACE_OF, InPlaceOf, index_reduce
 from svexport.exporter.doubles import DOUBLES
 from svexport.exporter.exact import EXACT, shapes_of_losses
 from svexport.exporter.masks import by_places, is_mask_of_places
 from svexport.exporter.opsets import FIRST_DYNAMO_OPSET
+from svexport.exporter.picked import of_picked, of_two_or_more
 from svexport.exporter.program import decompose_nodes, promote
 from svexport.exporter.spared import rules_where_they_may_match, spared
 from svexport.ops._op import OPS
@@ -66,6 +67,7 @@ def tracing(model: FlatModel, tensors: Sequence[Tensor], dynamic: bool) -> Itera
         without_assertions(),
         lines_of_sizes(FlatModel.forward.__code__),
         sizes_stay_dynamic(),
+        of_two_or_more(),
         shapes_known(),
         model.traced_in(*other_functions(dynamic), ComplexParts(own=True), ConstantValues(model)),
     ):
@@ -74,7 +76,7 @@ def tracing(model: FlatModel, tensors: Sequence[Tensor], dynamic: bool) -> Itera
 
 def other_functions(dynamic: bool) -> tuple[TorchFunctionMode, ...]:
     """Modes that replace some functions by others while tracing."""
-    return FullRanges(), InPlaceOf(_ALWAYS | (_OF_DYNAMIC_SIZES if dynamic else {}))
+    return FullRanges(), InPlaceOf(_ALWAYS | (_OF_DYNAMIC_SIZES if dynamic else of_picked(_OF_DYNAMIC_SIZES)))
 
 
 @contextmanager
@@ -309,6 +311,11 @@ def _projected_lstm(input: Tensor, hx: Sequence[Tensor], *args: Any) -> Any:
     return made_by_torch("aten::lstm.input")(input, hx, *args)
 
 
+def _all_dropped(x: Tensor, p: float, train: bool | None) -> Any:
+    """Dropout of every number, which ONNX does not take for a ratio."""
+    return (x * 0, torch.zeros_like(x, dtype=torch.bool)) if train and p == 1 else NotImplemented
+
+
 def _copied(x: Tensor, values: Tensor, non_blocking: bool = False) -> Any:
     """``copy``. The exporter's own does not expand the values to the shape of ``x``."""
     if list(map(str, x.shape)) == list(map(str, values.shape)):
@@ -326,7 +333,9 @@ _ALSO: dict[str, Callable[..., Any]] = {
     "aten::copy": _copied,
     "aten::cross_entropy_loss": _cross_entropy,
     "aten::im2col": _patches_side_by_side,
+    "aten::index_reduce": index_reduce,  # of index_reduce_
     "aten::lstm.input": _projected_lstm,
+    "aten::native_dropout": _all_dropped,
     "aten::unfold": _unfold_side_by_side,
 }
 """Like :data:`EXACT`, for torch.export alone: TorchScript's exporter converts these correctly or in another form."""

@@ -31,7 +31,7 @@ from svexport.tracing.swapped import untraced
 
 __all__ = [
     *("AS_TRACED", "IN_PLACE_OF", "DecompositionError", "InPlaceOf", "advice_on", "decomposable", "decomposed"),
-    "overloads_of",
+    *("index_reduce", "overloads_of"),
 ]
 
 
@@ -291,7 +291,7 @@ def _cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) 
     return (x1 * x2).sum(dim)
 
 
-def _index_reduce(
+def index_reduce(
     input: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
     index = index.reshape([-1 if i == dim % input.dim() else 1 for i in range(input.dim())]).expand_as(source)
@@ -358,7 +358,7 @@ _CALLED: dict[str, Callable[..., Any]] = {
     "cdist": _cdist,
     "combinations": _combinations,
     "floor_divide": floor_divide,
-    "index_reduce": _index_reduce,
+    "index_reduce": index_reduce,
     "masked_select": _masked_select,
     "pdist": _pdist,
     "rrelu": _rrelu,
@@ -393,7 +393,7 @@ _OURS: dict[str, Callable[..., Any]] = {
     "aten::erfc": lambda x: 1 - x.erf(),
     "aten::exp2": lambda x: (x * math.log(2)).exp(),
     "aten::fill_diagonal": fill_diagonal,
-    "aten::index_reduce": _index_reduce,
+    "aten::index_reduce": index_reduce,
     "aten::log10": lambda x: floating(x).log() * (1 / math.log(10)),
     **{f"aten::max_unpool{axes}d": _max_unpool for axes in (2, 3)},
     **{f"aten::repeat_interleave.self_{form}": _repeat_interleave for form in ("Tensor", "int")},

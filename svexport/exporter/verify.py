@@ -47,7 +47,7 @@ from svexport.tracing.arguments import own_failure
 from svexport.tracing.as_in_files import AsInFiles
 from svexport.tracing.quantizers import ROUNDING, Copies, allow_steps, repeats
 from svexport.tracing.reach import Reached, roots_of_users
-from svexport.tracing.source import shown_line
+from svexport.tracing.source import asks_for_export, shown_line
 from svexport.tracing.state import State, random_state, same_random_state
 
 if TYPE_CHECKING:
@@ -539,6 +539,8 @@ class Verification:
                 f"on them (traced once, with dynamic sizes of 2 or more). {WITHOUT_NUMBERS} with a range that leaves "
                 "others out"
             )
+        if line := asks_for_export(lambda: self.model(*(t.clone() for t in self.tensors))):
+            return f"Usual cause: forward asks whether it is exported, and the file goes the way of that, at {line}"
         kinds = {str(t.dtype) for t in self._held} | {f"torch.{worst.dtype}"}
         half = (
             "half precision itself, in which every runtime rounds its own way (give rtol and atol to allow more, or "

@@ -26,9 +26,6 @@ _FINDING = frozenset({"Compress", "NonMaxSuppression", "NonZero", "Unique"})
 _JOINING = {"Cast", "Concat", "Reshape", "Unsqueeze"}
 """Ops that make a list of sizes of sizes."""
 
-_WRITTEN = ("GRU", "Gather", "LSTM", "MatMul", "Reshape", "SoftmaxCrossEntropyLoss")
-"""Ops with a form of their own."""
-
 _Form = Callable[[Builder, onnx.NodeProto, Mapping[str, Value]], "list[Value] | None"]
 """Writes a node with others; None leaves it."""
 
@@ -54,12 +51,10 @@ def write_for_nothing(model: onnx.ModelProto, infer: Callable[[], Mapping[str, V
 
     Args:
         model: with unique names of values.
-        infer: the types of its values, asked for only where there are such nodes.
+        infer: the types of its values, asked for only where values decide sizes.
     """
     nodes = [node for graph in graphs(model.graph) for node in graph.node]
     if not any_finds(nodes):
-        return
-    if not any(is_standard(node, kind) for node in nodes for kind in _WRITTEN):
         return
     constants = constants_of(model)
     types = infer()

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import re
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -524,8 +525,17 @@ def called(model: nn.Module, bound: inspect.BoundArguments, what: str) -> Any:
         raise _failed(own, f"{what} ({given})") from own
 
 
+_NO_KERNEL = re.compile(r"(?:not implemented for|[Uu]nsupported|n't support) .*?\b(?:Complex)?(Half|BFloat16)\b")
+
+
 def _failed(own: Exception, on: str, hint: str = "") -> ExportError:
     where = user_frame("".join(traceback.format_tb(own.__traceback__)))
+    if half := _NO_KERNEL.search(str(own)):
+        kind = {"Half": "torch.float16"}.get(half[1], "torch.bfloat16")
+        hint += (
+            "\n  torch has no such function in half precision here: export the float32 model with "
+            f'dtype={kind}, keep="auto", which leaves it in float32'
+        )
     return ExportError(
         f"the model itself fails on {on}: {type(own).__name__}: {own}" + (f"\n  at {where}" if where else "") + hint
     )

@@ -261,7 +261,7 @@ def _parts_of_function(name: str, function: types.FunctionType) -> list[Root]:
 
 
 def _parts_of_class(name: str, cls: type) -> list[Root]:
-    """The attributes of a user class, except functions and Python's own."""
+    """The attributes of a user class, except functions, Python's own, and those that a property of its class hides."""
     if not _is_of_users(cls):
         return []
     return [
@@ -269,6 +269,7 @@ def _parts_of_class(name: str, cls: type) -> list[Root]:
         for part in _named(name, cls, dict(vars(cls)))
         if not (part.key.startswith("__") or callable(part.value) or inspect.isdatadescriptor(part.value))
         and not isinstance(part.value, (classmethod, staticmethod))
+        and not inspect.isdatadescriptor(getattr(type(cls), part.key, None))
     ]
 
 

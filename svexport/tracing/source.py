@@ -13,7 +13,7 @@ import re
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -24,8 +24,9 @@ from torch import nn
 from svexport.tracing.swapped import swapped
 
 __all__ = [
-    *("around", "caller", "calls_of_users", "definition", "is_library", "is_own", "is_standard", "near"),
-    *("lines_of_helpers", "numbers_of_users", "raising_line", "shown_line", "shown_path", "user_frame", "user_line"),
+    *("around", "asks_for_export", "caller", "calls_of_users", "definition", "is_library", "is_own", "is_standard"),
+    *("lines_of_helpers", "near", "numbers_of_users", "raising_line", "shown_line", "shown_path", "user_frame"),
+    "user_line",
 ]
 
 # "path(12): forward" in traced graphs; 'File "path", line 12, in forward' in torch.export and scripted code.
@@ -167,6 +168,29 @@ def numbers_of_users() -> Iterator[set[float]]:
 
     with calls_of_users(look):
         yield numbers
+
+
+_ASKS = {"is_compiling", "is_dynamo_compiling", "is_exporting", "is_in_onnx_export", "is_tracing"}
+
+
+def asks_for_export(call: Callable[[], Any]) -> str:
+    """The user's line that asks whether it is traced or exported, of all functions that a call runs; empty if there is
+    none."""
+    lines: list[str] = []
+
+    def look(frame: FrameType) -> None:
+        code, line = frame.f_code, frame.f_code.co_firstlineno
+        if _ASKS.isdisjoint(code.co_names):
+            return
+        for instruction in dis.get_instructions(code):
+            positions = getattr(instruction, "positions", None)
+            line = (positions.lineno if positions else instruction.starts_line) or line
+            if instruction.argval in _ASKS:
+                lines.append(shown_line(code.co_filename, line, code.co_name))
+
+    with suppress(Exception), calls_of_users(look):
+        call()
+    return next(iter(lines), "")
 
 
 def around(numbers: Iterable[float]) -> list[float]:

@@ -41,7 +41,10 @@ OURS = {
     "expm1": lambda x: torch.expm1(x),
     "frac": lambda x: torch.frac(x * 3),
     "hypot": lambda x: torch.hypot(x, x + 1),
-    "index_reduce": lambda x: x.index_reduce(1, torch.tensor([2, 0, 2]), x[:, :3] * 2, "amax", include_self=False),
+    "index_reduce": lambda x: (
+        x.index_reduce(1, torch.tensor([2, 0, 2]), x[:, :3] * 2, "amax", include_self=False),
+        x.clone().index_reduce_(1, torch.tensor([2, 0, 2]), x[:, :3], "prod"),
+    ),
     "isclose": lambda x: torch.isclose(x, x.round(), atol=0.3).float(),
     "isin": lambda x: torch.isin((x * 2).long(), torch.tensor([1, -1])).float(),
     "kthvalue": lambda x: (*x.kthvalue(2), torch.kthvalue(x, 3, 0, keepdim=True).values),

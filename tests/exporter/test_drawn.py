@@ -64,6 +64,15 @@ def test_what_results_do_not_depend_on(name: str, tmp_path: Path) -> None:
     assert svexport.export(Call(NOT[name]), torch.rand(2, 3) + 1, tmp_path / "m.onnx", opset=11).verified
 
 
+def test_dropout_of_everything(tmp_path: Path) -> None:
+    """From opset 12 on training is an input of Dropout, and 1 no ratio."""
+
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        return F.dropout(x, 1.0, True), F.alpha_dropout(x, 1.0, True)
+
+    assert svexport.export(Call(function), torch.rand(2, 3), tmp_path / "m.onnx", opset=18).verified
+
+
 def test_one_that_draws_again_and_again_ends(tmp_path: Path) -> None:
     with pytest.raises(svexport.SvexportError, match=r"test_drawn\.py:\d+ in again"):
         svexport.export(Call(again), torch.rand(2, 3), tmp_path / "m.onnx", opset=11)

@@ -116,6 +116,19 @@ def test_of_half_models_that_fail_in_torch(tmp_path: Path) -> None:
     assert "torch.cond" not in text
 
 
+@pytest.mark.parametrize("function", [lambda x: torch.fft.rfft(x).real, lambda x: torch.polar(x, x).real])
+def test_of_functions_that_torch_lacks_in_half(function, tmp_path: Path) -> None:
+    text = refused(function, tmp_path, 17, dtype=torch.float16)
+    assert 'dtype=torch.float16, keep="auto"' in text
+    exported(function, torch.randn(3, 6), tmp_path, 17, True, dtype=torch.float16, keep="auto")
+
+
+def test_of_forwards_that_ask_for_an_export(tmp_path: Path) -> None:
+    text = refused(lambda x: x * (2 if torch.onnx.is_in_onnx_export() else 3), tmp_path, 18)
+    assert "asks whether it is exported" in text
+    assert "test_refusals.py:" in text
+
+
 def test_of_derivatives_taken_backwards(tmp_path: Path) -> None:
     text = refused(lambda x: torch.func.grad(lambda y: (y**3).sum())(x), tmp_path, 18)
     assert "derivatives in reverse mode" in text

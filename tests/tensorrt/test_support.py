@@ -466,6 +466,13 @@ CASES = [
         one_node("LSTM", *LSTM, hidden_size=3),
     ),
     Case(
+        "clip",
+        "8.4",
+        one_node("LSTM", *LSTM, hidden_size=3, clip=0.5),
+        one_node("LSTM", *LSTM, hidden_size=3),
+        "warning",
+    ),
+    Case(
         "layout",
         "8.4",
         one_node("LSTM", *LSTM, hidden_size=3, opset=14, layout=1),
@@ -985,8 +992,8 @@ def test_axes_that_are_counted(first, ok):
         (one_node("Transpose", ROW, perm=[0, 1, 2]), "8.4", True),
         (one_node("Transpose", ROW, perm=[0, 1, 2]), "8.5", False),
         (one_node("Transpose", ROW, perm=[0, 2, 1]), "8.4", False),
-        (one_node("Dropout", ROW, outputs=2), "8.5", True),
-        (one_node("Dropout", ROW, outputs=2), "8.6", False),
+        (one_node("Dropout", ROW, outputs=2), "8.6", True),
+        (one_node("Dropout", ROW, outputs=2), "9.1", False),
     ],
 )
 def test_renamed_inputs(model, target, renamed):

@@ -301,6 +301,27 @@ def test_a_capture_that_failed_leaves_forward_derivatives(opset: int, tmp_path: 
     torch.testing.assert_close(model(x), expected)
 
 
+class Counted(type):
+    """Of classes whose attribute of that name it hides, as sympy does."""
+
+    @property
+    def count(cls) -> object:
+        return object()
+
+
+def test_attributes_that_a_metaclass_hides(tmp_path: Path) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.settings = Counted("Settings", (), {"count": 3, "factor": 2.0})
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls = getattr(self, "calls", 0) + 1
+            return x * self.settings.factor
+
+    assert svexport.export(Model(), torch.rand(3), tmp_path / "m.onnx", opset=11).verified
+
+
 def test_modules_behind_much_data() -> None:
     """What a trainer has is data: so many values of it are looked at, and all modules after it."""
 

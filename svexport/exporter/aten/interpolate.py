@@ -67,7 +67,7 @@ def interpolate(
             "F.interpolate by a factor computed from dynamic sizes is not exported: give size=(height, width)"
         )
     output = F.interpolate(input, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
-    if antialias or 0 in input.shape:
+    if antialias or any(not isinstance(size, torch.SymInt) and size == 0 for size in input.shape):
         return output
     old, rank = input.shape[2:], input.dim() - 2
     factors: list[float | None] = [None] * rank

@@ -11,10 +11,11 @@ from torch import Tensor
 __all__ = ["FUNCTIONS"]
 
 
-def _cov(
+def _products(
     input: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None
 ) -> Tensor:
-    """Covariance of variables in rows and observations in columns; torch's own branches on the weights' values."""
+    """Covariance of variables in rows and observations in columns ``(rows, rows)``; torch's own branches on the
+    weights' values."""
     x = input if input.dim() == 2 else input.reshape(1, -1)
     counts = x.new_ones(x.size(1), dtype=torch.int64) if fweights is None else fweights
     weights = counts if aweights is None else counts * aweights
@@ -22,16 +23,23 @@ def _cov(
     lost = correction if aweights is None else correction * (weights * aweights).sum() / total
     centred = x - ((x * weights).sum(1) / total).unsqueeze(1)
     products = centred @ (centred * weights).to(centred.dtype).T
-    result = products / (total - lost).clamp(min=0)
-    return result if x.size(0) != 1 else result.reshape(())
+    return products / (total - lost).clamp(min=0)
+
+
+def _of_one(products: Tensor) -> Tensor:
+    """Of one variable a number, also where values decide how many there are."""
+    size = products.size(0)
+    return products.squeeze() if isinstance(size, torch.SymInt) or size == 1 else products
+
+
+def _cov(*args: Any, **kwargs: Any) -> Tensor:
+    return _of_one(_products(*args, **kwargs))
 
 
 def _correlation(input: Tensor) -> Tensor:
-    products = _cov(input)
-    if not products.dim():
-        return products / products
+    products = _products(input)
     deviations = products.diagonal().sqrt()
-    return (products / deviations.unsqueeze(1) / deviations).clamp(-1, 1)
+    return _of_one((products / deviations.unsqueeze(1) / deviations).clamp(-1, 1))
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {"aten::corrcoef": _correlation, "aten::cov": _cov}

@@ -147,7 +147,8 @@ def _renamed(graph: onnx.GraphProto, target: Target) -> Iterator[Finding]:
         attributes = attributes_of(node) if node.op_type == "Transpose" else {}
         order = list(attributes.get("perm", ()))
         same = node.op_type == "Transpose" and order == sorted(order) and len(order) > 0 and target.version < (8, 5)
-        mask = node.op_type == "Dropout" and len(node.output) > 1 and target.version < (8, 6)
+        # The branch of 8.6 has an Identity here, later than the parser that came with 8.6.1 and 9.0.
+        mask = node.op_type == "Dropout" and len(node.output) > 1 and target.version < (9, 1)
         if same or mask:
             names.setdefault(node.input[0], node.output[0])
     for value in graph.input:

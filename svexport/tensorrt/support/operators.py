@@ -248,7 +248,7 @@ OPERATORS: dict[str, Operator] = {
     "LpNormalization": op("8.2", "float", LP, m.refused("BOOL", "INT8", "INT32", "INT64")),
     "LpPool": op("8.2", "float int8", *POOL, LP, m.refused("BOOL", "INT8", "INT32", "INT64")),
     "LRN": op("8.2", "float"),
-    "LSTM": op("8.2", "float", m.attribute("input_forget", 0, 0), r.directions(3), LAYOUT),
+    "LSTM": op("8.2", "float", m.attribute("input_forget", 0, 0), r.directions(3), LAYOUT, r.CLIPPED_CELL),
     "MatMul": op("8.2", "float", NO_INT, m.within(r.VECTOR_FIRST, kind="silent")),
     "Max": op("8.2", "float int", NO_BOOL, *OLD),
     "MaxPool": op("8.2", "float int8", *POOL, m.no_output(1, "Indices")),

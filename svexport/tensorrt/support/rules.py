@@ -366,6 +366,12 @@ def _rounded_quotient(node: Node) -> Came:
     return None
 
 
+def _clipped_cell(node: Node) -> Came:
+    if node.attribute("clip", 0):
+        raise Undecided("the cell state is clipped too, as ONNX has it; ONNX Runtime clips the gates alone")
+    return None
+
+
 def _branches(node: Node) -> tuple[Any, Any]:
     return node.attribute("then_branch"), node.attribute("else_branch")
 
@@ -554,6 +560,7 @@ RESIZE_NEAREST = Rule(
 RESIZE_NOT_NEAREST = Rule("mode", "mode='nearest' with tf_half_pixel_for_nn", _not_nearest_of_tensorflow)
 MOD = Rule("fmod", "integers where fmod is 0", _mod, "export torch.fmod, or cast to integers")
 ROUNDED_QUOTIENT = Rule("rounded_quotient", "integers, or no x that is close to a multiple of y", _rounded_quotient)
+CLIPPED_CELL = Rule("clip", "no clip, or a cell state within it", _clipped_cell)
 IF_COUNT = Rule("if_outputs", "as many outputs in both branches", _if_count)
 IF_RANKS = Rule("if_outputs", "outputs of the same rank in both branches", _if_ranks)
 IF_NAMES = Rule("if_names", "different names for the outputs of the branches", _if_names, "rename those of one branch")
