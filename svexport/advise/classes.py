@@ -63,9 +63,12 @@ class Class:
 
     @cached_property
     def is_training_only(self) -> bool:
-        """Whether its name, or a base's, says that it is a loss or assigns targets."""
+        """Whether its name, or a base's, says that it is a loss, assigns targets or evaluates."""
         names = [self.node.name, *(name.rpartition(".")[2] for name in self.bases)]
-        return any(word in name for name in names for word in TRAINING_CLASSES)
+        # At the end alone: MetricDepth is a model.
+        return any(word in name for name in names for word in TRAINING_CLASSES) or any(
+            name.endswith(("Metric", "Metrics")) for name in names
+        )
 
     @cached_property
     def is_data(self) -> bool:
@@ -147,6 +150,41 @@ class Class:
         defaults |= {p.arg: d for p, d in zip(a.kwonlyargs, a.kw_defaults, strict=True) if d is not None}
         return defaults.get(value.id)
 
+    def is_whole(self, attribute: str) -> bool:
+        """Whether ``self.attribute`` is an integer, by the annotation or default of the argument that it holds."""
+        default, annotation = self.default(attribute), self._annotation(attribute)
+        if annotation is not None:
+            return self.file.qualified(annotation) == "int"
+        return isinstance(default, ast.Constant) and type(default.value) is int
+
+    def is_number(self, attribute: str) -> bool:
+        """Whether ``self.attribute`` is a number: an argument that says so, or computed from numbers."""
+        annotation = self._annotation(attribute)
+        if annotation is not None:
+            return self.file.qualified(annotation) in ("int", "float")
+        value = self.default(attribute)
+        return value is not None and not isinstance(value, ast.Name) and self._is_number(value)
+
+    def _is_number(self, node: ast.expr) -> bool:
+        """Whether an expression of ``__init__`` is a number; names in it are taken for numbers."""
+        if isinstance(node, ast.Constant):
+            return type(node.value) in (int, float)
+        if isinstance(node, ast.BinOp):
+            return self._is_number(node.left) and self._is_number(node.right)
+        if isinstance(node, ast.UnaryOp):
+            return self._is_number(node.operand)
+        if isinstance(node, ast.Call):
+            name = self.file.qualified(node.func) or ""
+            return name.startswith("math.") or name in ("int", "float", "len")
+        return isinstance(node, ast.Name)
+
+    def _annotation(self, attribute: str) -> ast.expr | None:
+        """The annotation of the ``__init__`` argument that ``self.attribute`` holds."""
+        value = self.attributes.get(attribute)
+        init = next((cls.methods.get("__init__") for cls in self.line if attribute in cls._assigned), None)
+        given = init.parameters if init is not None and isinstance(value, ast.Name) else []
+        return next((p.annotation for p in given if p.arg == value.id), None)  # type: ignore[union-attr]
+
     @cached_property
     def layers(self) -> dict[str, list[str]]:
         """The dotted classes that each ``self.name`` may be, if all are known: ``{"self.conv": ["torch.nn.Conv2d"]}``.
@@ -191,6 +229,9 @@ class Class:
                 for node in (init.all(ast.Assign) if init else ())
                 if any(isinstance(t, ast.Name) and t.id == value.id for t in node.targets)
             ]
+            if not given and init is not None:
+                told = [p.annotation for p in init.parameters if p.arg == value.id and p.annotation is not None]
+                return [name for a in told if (name := self.file.qualified(a)) in self.file.classes and name]
             return self._of(given[0], depth + 1) if len(given) == 1 else []
         name = self._called(value)
         if name is None:

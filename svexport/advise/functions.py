@@ -91,8 +91,8 @@ class File:
         found: dict[str, list[ast.expr]] = {}
         for node in self.source.tree.body:
             for target in node.targets if isinstance(node, ast.Assign) else []:
-                if isinstance(target, ast.Name):
-                    found.setdefault(target.id, []).append(node.value)  # type: ignore[attr-defined]
+                for part, value in _pairs(target, node.value):  # type: ignore[attr-defined]
+                    found.setdefault(part, []).append(value)
         return {name: values[0] for name, values in found.items() if len(values) == 1}
 
     def _import(self, node: ast.Import | ast.ImportFrom) -> None:
@@ -320,6 +320,20 @@ class Function:
         while not isinstance(node, ast.stmt):
             node = self.file.parents[node]
         return node
+
+
+def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
+    """The names that an assignment binds, each with its value: ``X, Y = 0, 1``, ``X, Y, Z = range(3)``."""
+    if isinstance(target, ast.Name):
+        yield target.id, value
+    elif isinstance(target, (ast.Tuple, ast.List)):
+        count = len(target.elts)
+        values = value.elts if isinstance(value, (ast.Tuple, ast.List)) else []
+        if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "range":
+            values = [ast.Constant(i) for i in range(count)] if len(value.args) == 1 else []
+        for part, one in zip(target.elts, values, strict=False) if len(values) == count else ():
+            if isinstance(part, ast.Name):
+                yield part.id, one
 
 
 def _place(node: ast.AST) -> tuple[int, int]:

@@ -103,6 +103,7 @@ class Kinds:
         self._open: set[Binding] = set()
         self._assumed: list[tuple[Binding, Kind | None]] = []
         self._returned: dict[int | None, Kind | None] = {}
+        self._shown: dict[Binding, bool] = {}
         self._steps = self._depth = 0
 
     @cached_property
@@ -183,6 +184,13 @@ class Kinds:
                 return False
             around = around._around
         return True
+
+    def integer(self, node: ast.expr | None) -> int | None:
+        """The integer that an expression is: a literal, or a name for one, in this function or in the file."""
+        value = self.value_of(node) if node is not None else None
+        if isinstance(value, ast.Name) and self.is_of_file(value):
+            value = self.file.constants.get(value.id)
+        return integer(value)
 
     def binding_of(self, node: ast.AST) -> Binding | None:
         """The binding of ``node`` to one name, if ``node`` is the whole right side of an assignment."""
@@ -349,11 +357,16 @@ class Kinds:
         name = parameter.arg
         if any(self._asks_for_type(call, name) for call in self.function.all(ast.Call)):
             return None
-        for use in binding.uses:
+        return Kind.TENSOR if self._is_used_as_tensor(binding) else self._kind_given(name)
+
+    def _is_used_as_tensor(self, binding: Binding) -> bool:
+        """Whether one of the uses of a parameter is such as only a tensor has."""
+        if binding not in self._shown:
+            self._shown[binding] = False  # ends the recursion of functions that call each other
             # A use that another binding may reach tells nothing of the parameter itself.
-            if self.is_only(use, binding) and self._shows_tensor(use):
-                return Kind.TENSOR
-        return self._kind_given(name)
+            only = (use for use in binding.uses if self.is_only(use, binding))
+            self._shown[binding] = any(self._shows_tensor(use) for use in only)
+        return self._shown[binding]
 
     def kind_of_parameter(self, name: str) -> Kind | None:
         """The kind of a parameter."""
@@ -452,13 +465,30 @@ class Kinds:
             return called and parent.attr in methods - {"type", "take"}
         if isinstance(parent, ast.Subscript) and parent.value is use:
             return in_forward and is_of_axes(parent.slice)
-        if not in_forward or not isinstance(parent, ast.Call) or parent.args[:1] != [use]:
+        if isinstance(parent, ast.BinOp) and isinstance(parent.op, ast.MatMult):
+            return in_forward
+        if not in_forward or not isinstance(parent, ast.Call):
+            return False
+        callee = self._called(parent)
+        if callee is not None:
+            return callee.takes_tensor(parent, use)
+        if parent.args[:1] != [use]:
             return False
         name = self.file.qualified(parent.func) or ""
         if self.layers(parent.func):
             return {*self.layers(parent.func)} <= MODULE_OUTPUT
         module, _, last = name.rpartition(".")
         return module in ("torch", "torch.nn.functional") and last in METHODS | LIKE_CREATORS
+
+    def takes_tensor(self, call: ast.Call, given: ast.expr) -> bool:
+        """Whether the function's parameter, for which ``call`` gives a value, is a tensor by annotation or uses."""
+        for p in self.function.parameters:
+            if argument(self.function, call, p.arg) is given:
+                if p.annotation is not None:
+                    return is_tensor_annotation(p.annotation, self.file.qualified)
+                asked = any(self._asks_for_type(call, p.arg) for call in self.function.all(ast.Call))
+                return not asked and self._is_used_as_tensor(self.flow.parameters[p.arg])
+        return False
 
     def _kind_of_call(self, node: ast.Call) -> Kind | None:
         name = self.file.qualified(node.func) or ""

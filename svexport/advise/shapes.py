@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterable, Sequence
 
+from svexport.advise.axes import permutation
 from svexport.advise.flow import Binding
-from svexport.advise.kinds import Call, Kind, integer
+from svexport.advise.kinds import Call, Kind, argument, integer
 from svexport.advise.rule import Scope, Shape
-from svexport.advise.torch_names import ARITHMETIC, CREATORS, LIKE_CREATORS, RANKS, REDUCTIONS, SAME_RANK, SAME_SHAPE
+from svexport.advise.torch_names import (
+    ARITHMETIC,
+    CREATORS,
+    KEEPING_RANK,
+    LIKE_CREATORS,
+    RANKS,
+    REDUCTIONS,
+    SAME_RANK,
+    SAME_SHAPE,
+)
+from svexport.advise.written import written_rank
 
 __all__ = ["is_one_wide", "is_whole", "shape"]
 
-_DEPTH = 12  # limit on nested expressions and on names that stand for them
+_DEPTH = 40  # limit on nested expressions and on names that stand for them
 
 
 _UNKNOWN = Shape()
@@ -98,10 +108,29 @@ def _of_binding(scope: Scope, binding: Binding, depth: int) -> Shape:
         known = shape(scope, binding.value, depth)
     elif isinstance(binding.value, ast.Call) and binding.index is not None:
         known = _of_part(scope, binding.value, depth)
-    if known.rank is None:
-        told = _told_rank(scope, binding, depth)
-        known = Shape.of(known.ones, told) if told is not None else known
-    return known
+    told = _told_rank(scope, binding, depth) if known.rank is None else None
+    if told is None and binding.parameter is not None:
+        return _given(scope, binding.parameter.arg, depth)
+    return Shape.of(known.ones, told) if told is not None else known
+
+
+def _given(scope: Scope, parameter: str, depth: int) -> Shape:
+    """The shape of the argument that all callers in this file give for a parameter."""
+    found = []
+    for peer, call in scope.peers.sites.get(scope.function, []):
+        given = argument(scope.function, call, parameter)
+        if given is None or not isinstance(peer, Scope):
+            return _UNKNOWN
+        try:
+            found.append(shape(peer, given, depth))
+        except _OpenError:
+            continue  # this caller passes on what it was given itself
+    if scope.peers.sites.get(scope.function) and not found:
+        raise _OpenError
+    ranks = {one.rank for one in found}
+    if len(ranks) != 1 or ranks == {None}:
+        return _UNKNOWN
+    return Shape(frozenset.intersection(*(one.ones for one in found)), ranks.pop())
 
 
 def _of_part(scope: Scope, node: ast.Call, depth: int) -> Shape:
@@ -117,11 +146,12 @@ def _told_rank(scope: Scope, binding: Binding, depth: int) -> int | None:
     """The rank of a value, judged by its uses or by a comment or docstring about it."""
     if depth > _DEPTH:
         return None
-    for use in binding.uses:
-        rank = _rank_by_use(scope, use, depth + 1)
-        if rank is not None and not _asks_for_rank(scope, use):
-            return rank
-    return _written_rank(scope, binding)
+    if binding not in scope.told:
+        scope.told[binding] = None
+        ranks = (_rank_by_use(scope, use, depth + 1) for use in binding.uses if not _asks_for_rank(scope, use))
+        known = next((rank for rank in ranks if rank is not None), None)
+        scope.told[binding] = written_rank(scope, binding) if known is None else known
+    return scope.told[binding]
 
 
 def _rank_by_use(scope: Scope, use: ast.Name, depth: int) -> int | None:
@@ -145,6 +175,10 @@ def _rank_by_use(scope: Scope, use: ast.Name, depth: int) -> int | None:
                 return rank
             if scope.layers(parent.func) and all(name in SAME_RANK for name in scope.layers(parent.func)):
                 return _rank_later(scope, parent, depth)
+        if isinstance(parent, ast.Call) and use in parent.args:
+            taken = _rank_taken(scope, parent, use, depth)
+            if taken is not None:
+                return taken
     if call is None or call.input is not use:
         return None
     if call.name == "permute":
@@ -154,6 +188,16 @@ def _rank_by_use(scope: Scope, use: ast.Name, depth: int) -> int | None:
     if call.name in ("bmm", "baddbmm"):
         return 3
     return _rank_later(scope, call.node, depth) if call.name in SAME_SHAPE else None
+
+
+def _rank_taken(scope: Scope, call: ast.Call, use: ast.Name, depth: int) -> int | None:
+    """The rank told of the parameter that ``use`` is given for, in a function, method or layer of the file."""
+    target = scope.target(call)
+    callee = scope.peers.get(target) if target is not None else None
+    if target is None or not isinstance(callee, Scope):
+        return None
+    name = next((p.arg for p in target.parameters if argument(target, call, p.arg) is use), None)
+    return _told_rank(callee, callee.flow.parameters[name], depth) if name is not None else None
 
 
 def _rank_later(scope: Scope, node: ast.Call, depth: int) -> int | None:
@@ -175,41 +219,6 @@ def _asks_for_rank(scope: Scope, use: ast.AST) -> bool:
             if asked & {"ndim", "dim", "shape", "ndimension"}:
                 return True
     return False
-
-
-def _written_rank(scope: Scope, binding: Binding) -> int | None:
-    """The rank that a trailing comment or the docstring gives: ``# (B, C, H, W)``, ``x: (B, N, C)``."""
-    if binding.parameter is not None:
-        text = f"{ast.get_docstring(scope.function.node) or ''}\n{_first_comments(scope)}"
-        found = re.search(rf"\b{re.escape(binding.parameter.arg)}\b[^\n(\[]{{0,24}}([(\[][^\n]*)", text)
-        return _axes_of(found[1]) if found else None
-    statement = binding.statement
-    if not isinstance(statement, (ast.Assign, ast.AnnAssign)) or len(scope.flow.bound_by(statement)) != 1:
-        return None
-    comment = scope.source.comment(statement.end_lineno or 0)
-    found = re.match(r"#+\s*(?:\w+\s*[:=]\s*|->\s*)?([(\[].*)", comment)
-    return _axes_of(found[1]) if found else None
-
-
-def _first_comments(scope: Scope) -> str:
-    """The comments from the head of a function up to its first statement after the docstring."""
-    body = scope.function.node.body
-    lines = range(scope.function.node.lineno, body[0].lineno)
-    if len(body) > 1 and ast.get_docstring(scope.function.node) is not None:
-        lines = range(scope.function.node.lineno, body[1].lineno)
-    return "\n".join(scope.source.comment(line) for line in lines)
-
-
-def _axes_of(text: str) -> int | None:
-    """The number of axes in a text such as ``(B, C, H, W)``; fewer than three count only in capitals: ``(N,)``."""
-    found = re.match(r"[(\[]([\w\s*/+.,-]*)[)\]]", text)
-    axes = [axis.strip() for axis in found[1].split(",")] if found else []
-    if len(axes) == 2 and not axes[1]:
-        return 1 if axes[0].isidentifier() and axes[0][:1].isupper() else None
-    named = all(axis and not axis.startswith(".") and not axis.replace(".", "").isdigit() for axis in axes[:1])
-    plain = named and all(re.fullmatch(r"[A-Za-z_]\w*(\s*[*/+-]\s*\w+)*|\d+", axis) for axis in axes)
-    capitals = axes and all(axis[:1].isupper() or axis.isdigit() for axis in axes)
-    return len(axes) if plain and (capitals or len(axes) > 2) and len(axes) > 1 else None
 
 
 def _of_attribute(scope: Scope, node: ast.Attribute, depth: int) -> Shape:
@@ -348,13 +357,20 @@ def _broadcast(scope: Scope, operands: Iterable[ast.expr], depth: int) -> Shape:
 
 
 def _is_scalar(scope: Scope, node: ast.expr) -> bool:
+    """Whether an operand is a Python number."""
+    node = scope.value_of(node)
     if isinstance(node, ast.Constant) or scope.kind(node) is Kind.SIZE:
         return True
     if isinstance(node, ast.UnaryOp):
         return _is_scalar(scope, node.operand)
     if isinstance(node, ast.BinOp):
         return _is_scalar(scope, node.left) and _is_scalar(scope, node.right)
-    return (scope.file.qualified(node.func) or "").startswith("math.") if isinstance(node, ast.Call) else False
+    if isinstance(node, ast.Call):
+        name = scope.file.qualified(node.func) or ""
+        return name.startswith("math.") or name in ("int", "float", "len")
+    owner = scope.function.owner
+    own = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+    return own and owner is not None and owner.is_number(node.attr)  # type: ignore[attr-defined]
 
 
 def _of_call(scope: Scope, node: ast.Call, depth: int) -> Shape:
@@ -447,8 +463,11 @@ def _of_other(scope: Scope, call: Call, depth: int) -> Shape:
         told = (
             len(call.dims) if call.name == "permute" and call.dims is not None and len(call.dims) > 1 else before.rank
         )
-        return Shape(rank=told)
+        order, ones = permutation(call, told), Shape.of(before.ones, told).ones
+        return Shape(frozenset(i for i, axis in enumerate(order or ()) if axis in ones), told)
     rank = before.rank
+    if call.name in KEEPING_RANK:
+        return Shape(rank=rank)
     if call.name == "flatten" and rank is not None:
         first, last = (
             integer(call.get(0, "start_dim") or ast.Constant(0)),
@@ -459,7 +478,7 @@ def _of_other(scope: Scope, call: Call, depth: int) -> Shape:
     if call.name == "squeeze":
         axis = integer(call.get(0, "dim"))
         return Shape(rank=rank - 1) if rank is not None and axis is not None else _UNKNOWN
-    if call.name in REDUCTIONS | {"max", "min"}:
+    if call.name.removeprefix("linalg.") in REDUCTIONS | {"max", "min"}:
         return _reduced(before, call)
     return _UNKNOWN
 

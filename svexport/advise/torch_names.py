@@ -10,6 +10,7 @@ __all__ = [
     "DATA_CLASSES",
     "ELEMENTWISE_LAYERS",
     "FUNCTIONS",
+    "KEEPING_RANK",
     "LABELS",
     "LIKE_CREATORS",
     "METHODS",
@@ -143,13 +144,18 @@ SAME_SHAPE = ACTIVATIONS | _set(
     "rand_like randn_like batch_norm group_norm fill_ mul_ add_ sub_ div_"
 )
 
+# Functions and methods that keep the rank of their input, but not its sizes.
+KEEPING_RANK = _set(
+    "interpolate pad grid_sample linear gather index_select narrow repeat_interleave scatter scatter_add index_add "
+    "take_along_dim tile pixel_shuffle pixel_unshuffle"
+)
 # Layers without parameters, and the functions that they compute.
 ELEMENTWISE_LAYERS = {
     f"torch.nn.{name}": name.lower() for name in ("Sigmoid", "Tanh", "ReLU", "GELU", "SiLU", "Mish", "ReLU6")
 }
 # Suffixes of the names of classes that derive from torch.nn.Module.
 MODULE_BASES = ("Module", "PreTrainedModel", "LightningModule", "PretrainedModel")
-TRAINING_CLASSES = ("Loss", "Criterion", "HungarianMatcher", "Assigner", "Trainer", "Optimizer", "Evaluator", "Metric")
+TRAINING_CLASSES = ("Loss", "Criterion", "HungarianMatcher", "Assigner", "Trainer", "Optimizer", "Evaluator")
 DATA_CLASSES = ("Dataset", "DataLoader", "Collator", "Tokenizer", "ImageProcessor", "Augment")
 LABELS = ("labels", "label", "targets", "target", "gt", "gts", "annotations")
 # Names that code tests to learn whether a tracer or compiler runs it.

@@ -15,9 +15,13 @@ def helper(x) -> Tensor:
     return x
 
 
+X, Y, W = range(3)
+
+
 class Model(nn.Module):
-    def __init__(self):
+    def __init__(self, fold=8, ratio=0.5):
         super().__init__()
+        self.fold, self.ratio = fold, ratio
         self.conv = nn.Conv2d(3, 8, 1)
         self.range = [-51.2, -51.2, 51.2, 51.2]
         self.q, self.k = nn.Linear(8, 8), nn.Linear(8, 8)
@@ -25,6 +29,13 @@ class Model(nn.Module):
         self.token = nn.Parameter(torch.zeros(1, 1, 8))
         self.pool = nn.Sequential(nn.AdaptiveAvgPool2d((1, 1)), nn.Conv2d(3, 8, 1))
         self.up = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Upsample(2), nn.Conv2d(3, 8, 1))
+        self.tracks = {}
+
+    def keep(self, row):
+        self.tracks[len(self.tracks)] = row
+
+    def turn(self, z):
+        return z.permute(1, 0)
 """
 
 
@@ -154,6 +165,22 @@ def codes(lines, folder, parameters="x: Tensor, y: Tensor, p"):
         ("z = torch.zeros(*x.shape[:2], 3, 3); return (z[:, :, None] * y.view(2, 2, 4, 1, 3)).sum(-1)", "SVX301"),
         ("i = x.topk(2).indices; return torch.stack([a[b] for a, b in zip(y, i)])", "SVX102"),
         ("# x: (B, N, C), y: (K,); return (x.unsqueeze(-1) * torch.stack((y, y))[None, None]).sum(2)", "SVX301"),
+        ("b, c = x.shape; return x.softmax(-1).argmax(1)", "SVX304"),
+        ("return x * y[..., None].permute(0, 2, 1).repeat(1, 4, 1)", "SVX201"),
+        ("z = y.unsqueeze(1).repeat(1, 4); return x * z[..., None]", "SVX201"),
+        ("z = y.view(2, 3, 1, 5).repeat(1, 1, 4, 1); return (x * z).sum(1) / z.sum(1).clamp(min=1)", "SVX201"),
+        ("z = x.mean(1, keepdim=True) / y.view(-1, 1, 1); return x - z.repeat(1, 5, 1)", "SVX201"),
+        ("return x[..., [X, Y]] * 2", "SVX204"),
+        ("return int(x.shape[1] / self.fold)", "SVX103"),
+        ("n = len(p); z = p @ self.token; return n", "SVX103"),
+        ("n = len(p); return self.turn(p), n", "SVX103"),
+        ("y = x.permute(0, 2, 1); return F.relu(y) if p else y", "SVX205"),
+        ("z = x.new_zeros(4, 3, 2); for i in range(3):;     z[:, i, 0] = x;     z[:, i, 1] = y; return z", "SVX105"),
+        ("z = torch.zeros(1, 5, 4).to(x.device, x.dtype); z[0, 0] = y; z[0, 1:] = x; return z", "SVX105"),
+        ("z = torch.zeros_like(x); z[:, 1:-1, 1:-1] = y; return z", "SVX105"),
+        ("z = x.new_zeros(4, 9); z[:, 2:5] = y; z[:, 5:] = z[:, 3:4] * 2; return z", "SVX105"),
+        ("z = torch.zeros_like(x); z[:, 0] = x; a = z[:, 0]; z[:, 1] = a; return z", "SVX105"),
+        ("for i in range(x.shape[0]): p.append(self.conv(x[i : i + 1])); return p", "SVX102"),
     ],
 )
 def test_found(tmp_path, habit, code):
@@ -232,6 +259,21 @@ def test_found(tmp_path, habit, code):
         "i = x > 0; return torch.cat([a[b] for a, b in zip(y, i)])",
         "return len(self.token), [x * torch.relu(row) for row in self.token]",
         "z = []; for i in p:;     z.append(x.view(1, -1, 4)); z = torch.cat(z, 0); return y + z.repeat(3, 1, 1)",
+        "b, c, d = x.shape; return x.softmax(-1).argmax(1)",
+        "return x * y[..., None].permute(2, 0, 1).repeat(1, 4, 1)",
+        "z = y.unsqueeze(1).repeat(1, 4); return x * z[..., 0]",
+        "z = y.view(2, 3, 1, 5).repeat(1, 1, 4, 1); return (x * z).sum(1) / z.sum(2).clamp(min=1)",
+        "z = x.mean(1, keepdim=True) / y.view(-1, 2, 1); return x - z.repeat(1, 5, 1)",
+        "return x[..., [Y, X]] * 2, x[..., [X, p]]",
+        "return int(x.shape[1] / self.ratio)",
+        "n = len(p); return n",
+        "n = len(p); return self.keep(p), n",
+        "y = x.permute(0, 2, 1); return F.relu(y), y",
+        "z = torch.zeros(2, 5, 4); z[0, 0] = y; z[0, 1:] = x; return z",
+        "z = torch.zeros_like(x); z[:, 1::2] = y; return z",
+        "z = x.new_zeros(4, 9); z[:, 2:5] = y; z[:, 5:] = z[:, 4:6] * 2; return z",
+        "for i in range(x.shape[0]): p.append(self.conv(x[i : i + 2])); return p",
+        "for row in x.unbind(0): self.keep(row); return p",
     ],
 )
 def test_not_found(tmp_path, text):
@@ -419,6 +461,25 @@ class Model(nn.Module):
         # What a forward gives is taken apart along axes: a tensor.
         ("def f(p):\n    return p[..., [0, 1]] * 2", "y", "return f(p)", ["SVX204"]),
         ("def f(p):\n    return p[0] * 2, [0, 1]", "y", "return f(p)", []),
+        # Ranks are what the callers give, and what functions do with what they are given.
+        (
+            "def f(p):\n    return (p.unsqueeze(2) * p.unsqueeze(1)).sum(-1)",
+            "y",
+            "b, n, c = x.shape\n        return f(x)",
+            ["SVX301"],
+        ),
+        (
+            "def f(p):\n    return (p.unsqueeze(2) * p.unsqueeze(1)).sum(-1)",
+            "y",
+            "b, n, c = x.shape\n        return f(x), f(x[0])",
+            [],
+        ),
+        (
+            "def f(p):\n    return p.bmm(p)",
+            "y",
+            "f(x)\n        return (x.unsqueeze(2) * x.unsqueeze(1)).sum(-1)",
+            ["SVX301"],
+        ),
         # The order of axes is told by what makes the tensor.
         ("", "y", "return torch.conv2d(self.image(x).contiguous(), p)", ["SVX207"]),
         ("", "y", "return torch.conv2d(self.other(x).contiguous(), p)", []),
@@ -467,4 +528,18 @@ class Head(Base):
 def test_what_a_base_has_its_heirs_have(tmp_path, bases, decode, head, found):
     path = tmp_path / "model.py"
     path.write_text(BASE.format(bases=bases, decode=decode, head=head))
+    assert [f.code for f in advise([path]).findings] == found
+
+
+@pytest.mark.parametrize(
+    ("name", "annotation", "found"),
+    [("MetricDepth", "Inner", ["SVX103"]), ("MetricDepth", "nn.Module", []), ("DepthMetric", "Inner", [])],
+)
+def test_layers_are_what_annotations_of_arguments_say(tmp_path, name, annotation, found):
+    path = tmp_path / "model.py"
+    path.write_text(
+        "import torch\nfrom torch import nn\n\n\nclass Inner(nn.Module):\n    def forward(self, x):\n"
+        f"        return x.relu(), 1\n\n\nclass {name}(nn.Module):\n    def __init__(self, net: {annotation}):\n"
+        "        self.net = net\n\n    def forward(self, x):\n        y, _ = self.net(x)\n        return len(y)\n"
+    )
     assert [f.code for f in advise([path]).findings] == found

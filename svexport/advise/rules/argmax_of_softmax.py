@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from svexport.advise.kinds import Call, integer
 from svexport.advise.rule import Found, Rule, Scope
+from svexport.advise.shapes import shape
 
 __all__ = ["RULE"]
 
@@ -27,9 +28,17 @@ def find(scope: Scope) -> Iterator[Found]:
         inner = scope.call(made)
         if inner is None or inner.name not in ("softmax", "log_softmax", "sigmoid"):
             continue
-        if inner.name != "sigmoid" and (dim is None or integer(inner.get(0, "dim", "axis")) != dim):
+        if inner.name != "sigmoid" and not _is_axis(scope, inner, dim):
             continue
         yield Found(node, f"`{inner.name}` keeps the order: take `{call.name}` of what it is given")
+
+
+def _is_axis(scope: Scope, call: Call, dim: int | None) -> bool:
+    """Whether ``call`` is along the axis ``dim``, counted from the same end or from the other."""
+    own = integer(call.get(0, "dim", "axis"))
+    if own is None or dim is None or own == dim:
+        return own is not None and own == dim
+    return abs(own - dim) == shape(scope, call.input).rank and (own < 0) != (dim < 0)
 
 
 def _is_argmax(scope: Scope, call: Call) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from svexport.advise.functions import Function
 from svexport.advise.kinds import Kind, argument, integer
 from svexport.advise.rule import Found, Rule, Scope
 from svexport.advise.sizes import is_first_size
@@ -87,9 +88,26 @@ def _computes(scope: Scope, loop: ast.AST, target: ast.expr) -> bool:
         layer = name.startswith("self.") and name.count(".") == 1
         known = call.name in METHODS or call.name in FUNCTIONS
         given = call.node.args if layer else [call.input] if known else []
+        callee = scope.target(call.node)
+        if callee is not None:
+            given = [a for a in given if not _is_kept(scope, callee, call.node, a)]
         if any(isinstance(n, ast.Name) and n.id in rows for a in given for n in ast.walk(a)):
             return True
     return False
+
+
+def _is_kept(scope: Scope, function: Function, call: ast.Call, given: ast.expr) -> bool:
+    """Whether a function of the file only keeps what is given to it: in an attribute, an item, or a new object."""
+    callee = scope.peers.get(function)
+    name = next((p.arg for p in function.parameters if argument(function, call, p.arg) is given), None)
+    if callee is None or name is None:
+        return False
+    uses = [callee.file.parents[use] for use in callee.flow.parameters[name].uses]
+    return bool(uses) and all(
+        isinstance(use, (ast.Assign, ast.Dict, ast.Tuple, ast.List))
+        or (isinstance(use, ast.Call) and (callee.file.qualified(use.func) or "") in callee.file.classes)
+        for use in uses
+    )
 
 
 def _takes_positions(scope: Scope, node: ast.AST, rows: set[str]) -> bool:
@@ -111,9 +129,16 @@ def _indexed(scope: Scope, loop: ast.AST, size: ast.expr, index: str) -> str | N
         if not isinstance(node, ast.Subscript) or not isinstance(node.ctx, ast.Load):
             continue
         first = node.slice.elts[0] if isinstance(node.slice, ast.Tuple) and node.slice.elts else node.slice
-        if isinstance(first, ast.Name) and first.id == index and scope.is_tensor(node.value):
+        if _is_at(first, index) and scope.is_tensor(node.value):
             return ast.unparse(node.value)
     return None
+
+
+def _is_at(item: ast.expr, index: str) -> bool:
+    """Whether an index takes the row ``index``: ``x[i]``, ``x[i : i + 1]``."""
+    if isinstance(item, ast.Slice) and isinstance(item.lower, ast.Name) and item.step is None:
+        return item.lower.id == index and item.upper is not None and ast.unparse(item.upper) == f"{index} + 1"
+    return isinstance(item, ast.Name) and item.id == index
 
 
 def _is_carried(scope: Scope, loop: ast.For) -> bool:
