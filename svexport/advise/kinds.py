@@ -26,6 +26,7 @@ __all__ = ["Call", "Kind", "Kinds", "Peers", "argument", "integer"]
 
 _PREFIXES = ("torch.nn.functional.", "torch.", "nn.functional.")
 _DEPTH = 60  # limit on nested expressions and on names defined by names
+_MOVED = ("to", "cuda", "cpu", "eval", "float", "half", "requires_grad_")  # methods of modules that return the module
 _SHAPING = UNMISTAKABLE | {"view", "reshape", "flatten", "transpose", "squeeze"}
 _STEPS = 20_000  # limit per function, so that no text takes long
 
@@ -384,10 +385,8 @@ class Kinds:
         if name in self.file.helpers and name not in self.bindings:
             return self.file.helpers[name]
         owner = self.function.owner
-        if owner is None:
-            return None
         attribute = "forward" if name == "self" else name.removeprefix("self.")
-        method = owner.method(attribute) if name == "self" or name.startswith("self.") else None
+        method = owner.method(attribute) if owner and (name == "self" or name.startswith("self.")) else None
         if method is not None:
             return method
         layer: ast.expr = call.func
@@ -404,11 +403,20 @@ class Kinds:
         return self.peers.get(target) if target is not None else None
 
     def layers(self, node: ast.AST) -> list[str]:
-        """The classes that a layer may be: ``self.conv``, ``self.layers[i]``, or the target of a loop over a list."""
-        owner = self.function.owner
+        """The classes that a layer may be: ``self.conv``, ``self.layers[i]``, or a name for one.
+
+        A name is one by the annotation of an argument, as the target of a loop over a list, or where it is made.
+        """
+        owner, binding = self.function.owner, self.definition(node)
+        if binding is not None and binding.parameter is not None:
+            name = self.file.qualified(binding.parameter.annotation) if binding.parameter.annotation else None
+            return [name] if name in self.file.classes and name else []
+        if isinstance(node, ast.Call):  # Model(), Model().cuda().eval()
+            moved = isinstance(node.func, ast.Attribute) and node.func.attr in _MOVED
+            name = self.file.qualified(node.func) or ""
+            return self.layers(node.func.value) if moved else [name] if name in self.file.classes else []  # type: ignore[attr-defined]
         if owner is None:
-            return []
-        binding = self.definition(node)
+            return self.layers(binding.value) if binding is not None and binding.value and not binding.item else []
         if binding is not None and binding.value is not None and (binding.index is None or not binding.item):
             names = self.layers(binding.value)
             return owner.items.get(self.file.qualified(binding.value) or "", []) if binding.item else names

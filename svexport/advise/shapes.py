@@ -109,9 +109,17 @@ def _of_binding(scope: Scope, binding: Binding, depth: int) -> Shape:
     elif isinstance(binding.value, ast.Call) and binding.index is not None:
         known = _of_part(scope, binding.value, depth)
     told = _told_rank(scope, binding, depth) if known.rank is None else None
-    if told is None and binding.parameter is not None:
-        return _given(scope, binding.parameter.arg, depth)
-    return Shape.of(known.ones, told) if told is not None else known
+    if binding.parameter is None:
+        return Shape.of(known.ones, told) if told is not None else known
+    try:
+        given = _given(scope, binding.parameter.arg, depth)
+    except _OpenError:
+        if told is None:
+            raise
+        given = _UNKNOWN
+    if given.rank is None:
+        return Shape.of(given.ones, told)
+    return given if told in (None, given.rank) else Shape(rank=told)
 
 
 def _given(scope: Scope, parameter: str, depth: int) -> Shape:
@@ -128,7 +136,7 @@ def _given(scope: Scope, parameter: str, depth: int) -> Shape:
     if scope.peers.sites.get(scope.function) and not found:
         raise _OpenError
     ranks = {one.rank for one in found}
-    if len(ranks) != 1 or ranks == {None}:
+    if len(ranks) != 1:
         return _UNKNOWN
     return Shape(frozenset.intersection(*(one.ones for one in found)), ranks.pop())
 
@@ -392,7 +400,8 @@ def _of_call(scope: Scope, node: ast.Call, depth: int) -> Shape:
     if call is None or made is not _UNKNOWN:
         return made
     if not call.is_method and f"torch.nn.functional.{call.name}" in RANKS:
-        return Shape(rank=RANKS[f"torch.nn.functional.{call.name}"])
+        pooled = call.name.startswith("adaptive") and _is_of_ones(call.get(0, "output_size"))
+        return Shape(frozenset({2, 3} if pooled else ()), RANKS[f"torch.nn.functional.{call.name}"])
     if call.name == "unsqueeze":
         return _unsqueezed(shape(scope, call.input, depth), integer(call.get(0, "dim")))
     if call.is_method and call.name in ("view", "reshape", "new_zeros", "new_ones", "new_empty"):
@@ -429,14 +438,19 @@ def _ones_left(scope: Scope, made: ast.expr, ones: frozenset[int], depth: int = 
             ones = _ones_left(scope, part, ones, depth + 1)
         return ones
     if last in ("AdaptiveAvgPool2d", "AdaptiveMaxPool2d"):
-        size = made.args[0] if len(made.args) == 1 else None
-        sizes = size.elts if isinstance(size, ast.Tuple) else [size]
-        return (ones & {1}) | ({2, 3} if all(integer(one) == 1 for one in sizes) else set())
+        pooled = len(made.args) == 1 and _is_of_ones(made.args[0])
+        return (ones & {1}) | ({2, 3} if pooled else set())
     if last.startswith("Conv"):
         channels = made.args[1] if len(made.args) > 1 else None
         channels = next((k.value for k in made.keywords if k.arg == "out_channels"), channels)
         return (ones & {2, 3, 4}) | ({1} if integer(channels) == 1 else set())  # a convolution keeps 1 pixel 1 pixel
     return frozenset() if name == "torch.nn.Linear" else ones & {1, 2, 3, 4}
+
+
+def _is_of_ones(size: ast.expr | None) -> bool:
+    """Whether a size is 1 along every axis: ``1``, ``(1, 1)``."""
+    sizes = size.elts if isinstance(size, (ast.Tuple, ast.List)) else [size]
+    return all(integer(one) == 1 for one in sizes)
 
 
 def _enlarges(name: str) -> bool:

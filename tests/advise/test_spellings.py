@@ -347,6 +347,8 @@ def test_methods_that_a_forward_gives_tensors_are_reached(tmp_path, name, line, 
         ("for x, y in zip(loader, paths)", ".tolist()", []),
         ("for x in loader", ".sum().item()", ["SVX101"]),  # which a sum on the device does without
         ("for x in range(8)", ".tolist()", ["SVX101"]),
+        ("best = net(loader)\n    for i, name in enumerate(paths)", "; best[i].tolist()", []),
+        ("best = net(loader).relu()\n    for i, name in enumerate(paths)", "; best[i].tolist()", ["SVX101"]),
     ],
 )
 def test_lists_of_a_batch_are_taken_batch_by_batch(tmp_path, loop, values, found):
@@ -480,6 +482,19 @@ class Model(nn.Module):
             "f(x)\n        return (x.unsqueeze(2) * x.unsqueeze(1)).sum(-1)",
             ["SVX301"],
         ),
+        # So are sizes of 1.
+        (
+            "def f(p, q):\n    return p * torch.conv2d(q, q).repeat(1, 1, 8, 8), p * q.repeat(1, 1, 8, 8)",
+            "y",
+            "return f(x, x.mean((2, 3), True))",
+            ["SVX201"],
+        ),
+        (
+            "def f(p, q):\n    return p * q.repeat(1, 1, 8, 8)",
+            "y",
+            "return f(x, x.mean((2, 3), True)), f(x, x)",
+            [],
+        ),
         # The order of axes is told by what makes the tensor.
         ("", "y", "return torch.conv2d(self.image(x).contiguous(), p)", ["SVX207"]),
         ("", "y", "return torch.conv2d(self.other(x).contiguous(), p)", []),
@@ -541,5 +556,25 @@ def test_layers_are_what_annotations_of_arguments_say(tmp_path, name, annotation
         "import torch\nfrom torch import nn\n\n\nclass Inner(nn.Module):\n    def forward(self, x):\n"
         f"        return x.relu(), 1\n\n\nclass {name}(nn.Module):\n    def __init__(self, net: {annotation}):\n"
         "        self.net = net\n\n    def forward(self, x):\n        y, _ = self.net(x)\n        return len(y)\n"
+    )
+    assert [f.code for f in advise([path]).findings] == found
+
+
+@pytest.mark.parametrize(
+    ("head", "found"),
+    [
+        ("def f(model: Model, x):", ["SVX101"]),
+        ("def f(model, x):", []),
+        ("def f(x):\n    model = Model().cuda().eval()", ["SVX101"]),
+        ("def f(x):\n    model = load(Model()).eval()", []),
+    ],
+)
+@pytest.mark.parametrize("call", ["model(x)", "model.read(x)"])
+def test_models_of_the_file_are_known_outside_of_classes(tmp_path, head, call, found):
+    path = tmp_path / "model.py"
+    method = "(self, x: torch.Tensor):\n        return 1, x.argmax(1)\n\n"
+    path.write_text(
+        f"import torch\n\n\nclass Model(torch.nn.Module):\n    def forward{method}    def read{method}\n"
+        f"@torch.no_grad()\n{head}\n    _, best = {call}\n    return [int(k) for k in best]\n"
     )
     assert [f.code for f in advise([path]).findings] == found
