@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
-from svexport.advise.kinds import Call, Kinds
+from svexport.advise.calls import Call
+from svexport.advise.kinds import Kinds
 
 __all__ = ["composed", "permutation", "permuted", "permuting"]
 

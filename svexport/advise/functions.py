@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import TypeVar
 
@@ -62,7 +62,7 @@ class File:
         pending: list[tuple[ast.AST, Class | None, Function | None]] = [(tree, None, None)]
         while pending:
             node, owner, function = pending.pop()
-            for child in ast.iter_child_nodes(node):
+            for child in _children(node):
                 self.parents[child] = node
                 inside, cls = function, owner
                 if isinstance(child, FUNCTIONS):
@@ -75,6 +75,8 @@ class File:
                     self._import(child)
                 if function is not None and inside is function:
                     function.nodes.setdefault(type(child), []).append(child)
+                elif function is not None:
+                    function.has_inner = True
                 pending.append((child, cls, inside))
         for function in self.functions:
             for nodes in function.nodes.values():  # the stack above does not visit nodes in the order of the text
@@ -123,6 +125,7 @@ class Function:
         owner: the class of which it, or the function around it, is a method.
         parent: the function around it.
         nodes: its nodes by type, in the order of the text.
+        has_inner: whether there are functions or classes in it.
         reach: what is known of when it runs.
     """
 
@@ -135,15 +138,21 @@ class Function:
         self.owner = owner
         self.parent = parent
         self.nodes: dict[type[ast.AST], list[ast.AST]] = {}
+        self.has_inner = False
+        self._every: dict[type[ast.AST], Sequence[ast.AST]] = {}
         self.reach = Reach.OTHER
 
     def all(self, kind: type[Node]) -> list[Node]:
         """Its nodes of one type, in the order of the text."""
         return self.nodes.get(kind, [])  # type: ignore[return-value]
 
-    def every(self, kind: type[Node]) -> Iterator[Node]:
-        """Its nodes of one type, including those of nested functions."""
-        return (node for node in ast.walk(self.node) if isinstance(node, kind))
+    def every(self, kind: type[Node]) -> list[Node]:
+        """Its nodes of one type, including those of nested functions and classes."""
+        if not self.has_inner:
+            return self.all(kind)
+        if kind not in self._every:
+            self._every[kind] = [node for node in ast.walk(self.node) if isinstance(node, kind)]
+        return self._every[kind]  # type: ignore[return-value]
 
     @cached_property
     def parameters(self) -> list[ast.arg]:
@@ -320,6 +329,18 @@ class Function:
         while not isinstance(node, ast.stmt):
             node = self.file.parents[node]
         return node
+
+
+def _children(node: ast.AST) -> list[ast.AST]:
+    """The nodes right below a node; ``ast.iter_child_nodes`` took a fifth of the time for all of a file."""
+    found: list[ast.AST] = []
+    for name in node._fields:
+        value = getattr(node, name, None)
+        if isinstance(value, list):
+            found += [item for item in value if isinstance(item, ast.AST)]
+        elif isinstance(value, ast.AST):
+            found.append(value)
+    return found
 
 
 def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 import enum
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cached_property
 
 from svexport.advise.annotations import is_tensor_annotation, tensors_of_annotation
+from svexport.advise.calls import Call, argument, integer, parameter
 from svexport.advise.flow import Binding, Flow
 from svexport.advise.functions import File, Function, Reach, is_of_axes
 from svexport.advise.torch_names import (
@@ -22,7 +22,7 @@ from svexport.advise.torch_names import (
     UNMISTAKABLE,
 )
 
-__all__ = ["Call", "Kind", "Kinds", "Peers", "argument", "integer"]
+__all__ = ["Kind", "Kinds", "Peers"]
 
 _PREFIXES = ("torch.nn.functional.", "torch.", "nn.functional.")
 _DEPTH = 60  # limit on nested expressions and on names defined by names
@@ -40,45 +40,16 @@ class Kind(enum.Enum):
     SIZE = "one size of a tensor"
 
 
-@dataclass(frozen=True)
-class Call:
-    """A call of a torch function or of a tensor's method, in one form for both.
+class Peers(dict[Function, "Kinds"]):
+    """The functions of a file with the kinds of their expressions.
 
     Attributes:
-        name: the function or method: ``"sum"``, ``"linalg.inv"``.
-        input: the tensor it is called on.
-        arguments: the positional arguments after the input.
+        flows: the flow of each function, found once however often kinds are.
     """
 
-    node: ast.Call
-    name: str
-    input: ast.expr
-    arguments: tuple[ast.expr, ...]
-    is_method: bool
-
-    @cached_property
-    def keywords(self) -> dict[str | None, ast.expr]:
-        """Arguments by keyword; a ``**`` argument is under None."""
-        return {k.arg: k.value for k in self.node.keywords}
-
-    def get(self, position: int, *names: str) -> ast.expr | None:
-        """The argument at ``position`` after the input, or by one of ``names``."""
-        if len(self.arguments) > position:
-            return self.arguments[position]
-        return next((self.keywords[name] for name in names if name in self.keywords), None)
-
-    @cached_property
-    def dims(self) -> tuple[int, ...] | None:
-        """Its arguments if all are integers: ``permute(0, 2, 1)``, ``permute((0, 2, 1))``, ``transpose(1, 2)``."""
-        items = list(self.arguments) or [v for k, v in self.keywords.items() if k in ("dims", "dim0", "dim1", "dim")]
-        if len(items) == 1 and isinstance(items[0], (ast.Tuple, ast.List)):
-            items = items[0].elts
-        values = [integer(item) for item in items]
-        return tuple(v for v in values if v is not None) if items and None not in values else None
-
-
-class Peers(dict[Function, "Kinds"]):
-    """The functions of a file with the kinds of their expressions."""
+    def __init__(self, flows: dict[Function, Flow]) -> None:
+        super().__init__()
+        self.flows = flows
 
     @cached_property
     def sites(self) -> dict[Function, list[tuple[Kinds, ast.Call]]]:
@@ -98,7 +69,7 @@ class Kinds:
     def __init__(self, function: Function, around: Kinds | None = None) -> None:
         self.function = function
         self.file: File = function.file
-        self.peers = Peers()
+        self.peers = Peers({})
         self._around = around
         self._known: dict[ast.AST | Binding, Kind | None] = {}
         self._open: set[Binding] = set()
@@ -110,7 +81,10 @@ class Kinds:
     @cached_property
     def flow(self) -> Flow:
         """The bindings that reach the function's names."""
-        return Flow(self.function)
+        flows = self.peers.flows
+        if self.function not in flows:
+            flows[self.function] = Flow(self.function)
+        return flows[self.function]
 
     @property
     def bindings(self) -> dict[str, list[Binding]]:
@@ -327,7 +301,7 @@ class Kinds:
         if not binding.item:
             return self.kind(binding.value)
         if binding.index is not None and isinstance(binding.value, ast.Call):
-            called = self._called(binding.value)
+            called = self.called(binding.value)
             kind = called.returned(binding.index) if called is not None else None
             if kind is not None:
                 return kind
@@ -398,7 +372,8 @@ class Kinds:
         (only,) = classes if len(classes) == 1 else (None,)
         return only.method(of_layer) if only is not None else None
 
-    def _called(self, call: ast.Call) -> Kinds | None:
+    def called(self, call: ast.Call) -> Kinds | None:
+        """The function of this file that a call runs, with its kinds."""
         target = self.target(call)
         return self.peers.get(target) if target is not None else None
 
@@ -477,7 +452,7 @@ class Kinds:
             return in_forward
         if not in_forward or not isinstance(parent, ast.Call):
             return False
-        callee = self._called(parent)
+        callee = self.called(parent)
         if callee is not None:
             return callee.takes_tensor(parent, use)
         if parent.args[:1] != [use]:
@@ -490,13 +465,11 @@ class Kinds:
 
     def takes_tensor(self, call: ast.Call, given: ast.expr) -> bool:
         """Whether the function's parameter, for which ``call`` gives a value, is a tensor by annotation or uses."""
-        for p in self.function.parameters:
-            if argument(self.function, call, p.arg) is given:
-                if p.annotation is not None:
-                    return is_tensor_annotation(p.annotation, self.file.qualified)
-                asked = any(self._asks_for_type(call, p.arg) for call in self.function.all(ast.Call))
-                return not asked and self._is_used_as_tensor(self.flow.parameters[p.arg])
-        return False
+        p = parameter(self.function, call, given)
+        if p is None or p.annotation is not None:
+            return p is not None and is_tensor_annotation(p.annotation, self.file.qualified)
+        asked = any(self._asks_for_type(call, p.arg) for call in self.function.all(ast.Call))
+        return not asked and self._is_used_as_tensor(self.flow.parameters[p.arg])
 
     def _kind_of_call(self, node: ast.Call) -> Kind | None:
         name = self.file.qualified(node.func) or ""
@@ -505,7 +478,7 @@ class Kinds:
         layers = {*self.layers(node.func)}
         if layers and layers <= MODULE_OUTPUT:
             return Kind.TENSOR
-        called = self._called(node)
+        called = self.called(node)
         if called is not None:
             return called.returned()
         if name == "len" and node.args and self.is_tensor(node.args[0]):
@@ -566,25 +539,3 @@ class Kinds:
         if kind is Kind.TENSORS:
             return Kind.TENSORS if isinstance(node.slice, ast.Slice) else Kind.TENSOR
         return kind if kind is Kind.TENSOR else None
-
-
-def argument(function: Function, call: ast.Call, name: str) -> ast.expr | None:
-    """The argument that a call gives for a parameter of ``function``; None if it is not written out."""
-    if any(k.arg == name for k in call.keywords):
-        return next(k.value for k in call.keywords if k.arg == name)
-    names = [p.arg for p in (*function.node.args.posonlyargs, *function.node.args.args)]
-    if function.owner is not None and names[:1] in (["self"], ["cls"]):
-        names = names[1:]
-    given = call.args[: names.index(name) + 1] if name in names else []
-    whole = name in names and len(given) > names.index(name) and not any(isinstance(a, ast.Starred) for a in given)
-    return given[-1] if whole else None
-
-
-def integer(node: ast.AST | None) -> int | None:
-    """The integer literal that ``node`` is, possibly negated; None if it is something else."""
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        value = integer(node.operand)
-        return None if value is None else -value
-    if isinstance(node, ast.Constant) and isinstance(node.value, int) and not isinstance(node.value, bool):
-        return node.value
-    return None

@@ -52,6 +52,11 @@ class Scope(Kinds):
         self.assumed: dict[Binding, set[int | None]] = {}
         self.told: dict[Binding, int | None] = {}
 
+    def callee(self, node: ast.AST) -> Scope | None:
+        """The function, method or layer of the file that ``node`` calls; None if it calls none."""
+        found = self.called(node) if isinstance(node, ast.Call) else None
+        return found if isinstance(found, Scope) else None
+
     def parent(self, node: ast.AST) -> ast.AST:
         """The parent of a node in the syntax tree."""
         return self.file.parents[node]

@@ -6,8 +6,9 @@ import ast
 from collections.abc import Iterable, Sequence
 
 from svexport.advise.axes import permutation
+from svexport.advise.calls import Call, argument, integer, parameter
 from svexport.advise.flow import Binding
-from svexport.advise.kinds import Call, Kind, argument, integer
+from svexport.advise.kinds import Kind
 from svexport.advise.rule import Scope, Shape
 from svexport.advise.torch_names import (
     ARITHMETIC,
@@ -200,12 +201,9 @@ def _rank_by_use(scope: Scope, use: ast.Name, depth: int) -> int | None:
 
 def _rank_taken(scope: Scope, call: ast.Call, use: ast.Name, depth: int) -> int | None:
     """The rank told of the parameter that ``use`` is given for, in a function, method or layer of the file."""
-    target = scope.target(call)
-    callee = scope.peers.get(target) if target is not None else None
-    if target is None or not isinstance(callee, Scope):
-        return None
-    name = next((p.arg for p in target.parameters if argument(target, call, p.arg) is use), None)
-    return _told_rank(callee, callee.flow.parameters[name], depth) if name is not None else None
+    callee = scope.callee(call)
+    taken = parameter(callee.function, call, use) if callee is not None else None
+    return _told_rank(callee, callee.flow.parameters[taken.arg], depth) if callee and taken else None
 
 
 def _rank_later(scope: Scope, node: ast.Call, depth: int) -> int | None:
@@ -531,10 +529,9 @@ def _appended(scope: Scope, node: ast.expr) -> list[ast.expr]:
 
 def _of_returned(scope: Scope, node: ast.Call, depth: int) -> Shape:
     """The shape that a function, method or layer of the file returns."""
-    target = scope.target(node)
-    callee = scope.peers.get(target) if target is not None else None
-    returned = [r.value for r in target.all(ast.Return)] if target is not None else []
-    if not isinstance(callee, Scope) or not returned or any(value is None for value in returned):
+    callee = scope.callee(node)
+    returned = [r.value for r in callee.function.all(ast.Return)] if callee is not None else []
+    if callee is None or not returned or any(value is None for value in returned):
         return _UNKNOWN
     known = [shape(callee, value, depth) for value in returned if value is not None]
     ranks = {one.rank for one in known}

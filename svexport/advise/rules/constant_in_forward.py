@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from svexport.advise.calls import integer
 from svexport.advise.functions import Reach
-from svexport.advise.kinds import integer
 from svexport.advise.rule import Found, Rule, Scope
 
 __all__ = ["RULE"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from svexport.advise.kinds import Call, Kind, integer
+from svexport.advise.calls import Call, integer
+from svexport.advise.kinds import Kind
 from svexport.advise.rule import Found, Rule, Scope
 from svexport.advise.source import Edit
 from svexport.advise.torch_names import CREATORS, LIKE_CREATORS, NEW_CREATORS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from svexport.advise.kinds import integer
+from svexport.advise.calls import integer
 from svexport.advise.rule import Found, Rule, Scope, Shape
 from svexport.advise.shapes import shape
 

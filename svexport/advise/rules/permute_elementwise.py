@@ -6,8 +6,8 @@ import ast
 from collections.abc import Iterator
 
 from svexport.advise.axes import permuted, permuting
+from svexport.advise.calls import Call, integer
 from svexport.advise.comparisons import comparison
-from svexport.advise.kinds import Call, integer
 from svexport.advise.rule import Found, Rule, Scope
 from svexport.advise.torch_names import ACTIVATIONS
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from svexport.advise.functions import Function
-from svexport.advise.kinds import Kind, argument, integer
+from svexport.advise.calls import integer, parameter
+from svexport.advise.kinds import Kind
 from svexport.advise.rule import Found, Rule, Scope
 from svexport.advise.sizes import is_first_size
 from svexport.advise.torch_names import FUNCTIONS, METHODS
@@ -88,21 +88,18 @@ def _computes(scope: Scope, loop: ast.AST, target: ast.expr) -> bool:
         layer = name.startswith("self.") and name.count(".") == 1
         known = call.name in METHODS or call.name in FUNCTIONS
         given = call.node.args if layer else [call.input] if known else []
-        callee = scope.target(call.node)
+        callee = scope.callee(call.node)
         if callee is not None:
-            given = [a for a in given if not _is_kept(scope, callee, call.node, a)]
+            given = [a for a in given if not _is_kept(callee, call.node, a)]
         if any(isinstance(n, ast.Name) and n.id in rows for a in given for n in ast.walk(a)):
             return True
     return False
 
 
-def _is_kept(scope: Scope, function: Function, call: ast.Call, given: ast.expr) -> bool:
+def _is_kept(callee: Scope, call: ast.Call, given: ast.expr) -> bool:
     """Whether a function of the file only keeps what is given to it: in an attribute, an item, or a new object."""
-    callee = scope.peers.get(function)
-    name = next((p.arg for p in function.parameters if argument(function, call, p.arg) is given), None)
-    if callee is None or name is None:
-        return False
-    uses = [callee.file.parents[use] for use in callee.flow.parameters[name].uses]
+    taken = parameter(callee.function, call, given)
+    uses = [callee.parent(use) for use in callee.flow.parameters[taken.arg].uses] if taken is not None else []
     return bool(uses) and all(
         isinstance(use, (ast.Assign, ast.Dict, ast.Tuple, ast.List))
         or (isinstance(use, ast.Call) and (callee.file.qualified(use.func) or "") in callee.file.classes)
@@ -187,14 +184,9 @@ def _is_size(keyword: ast.keyword, rows: set[str]) -> bool:
 def _is_row(scope: Scope, node: ast.Subscript) -> bool:
     """Whether ``node`` is an argument of a function of this file whose parameter there is a tensor."""
     call = scope.parent(node)
-    target = scope.target(call) if isinstance(call, ast.Call) and node in call.args else None
-    callee = scope.peers.get(target) if target is not None else None
-    if callee is None:
-        return False
-    return any(
-        argument(callee.function, call, p.arg) is node and callee.kind_of_parameter(p.arg) is Kind.TENSOR  # type: ignore[arg-type]
-        for p in callee.function.parameters
-    )
+    callee = scope.callee(call)
+    taken = parameter(callee.function, call, node) if callee is not None else None  # type: ignore[arg-type]
+    return taken is not None and callee is not None and callee.kind_of_parameter(taken.arg) is Kind.TENSOR
 
 
 def _picks(scope: Scope, node: ast.AST) -> bool:
