@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 
 from svexport.advise.annotations import is_tensor_annotation, tensors_of_annotation
@@ -50,6 +50,16 @@ class Peers(dict[Function, "Kinds"]):
     def __init__(self, flows: dict[Function, Flow]) -> None:
         super().__init__()
         self.flows = flows
+
+    @cached_property
+    def _by_node(self) -> dict[ast.AST, Kinds]:
+        return {function.node: kinds for function, kinds in self.items()}
+
+    def holding(self, node: ast.AST, parents: Mapping[ast.AST, ast.AST]) -> Kinds | None:
+        """The function that holds a node."""
+        while node in parents and node not in self._by_node:
+            node = parents[node]
+        return self._by_node.get(node)
 
     @cached_property
     def sites(self) -> dict[Function, list[tuple[Kinds, ast.Call]]]:
@@ -135,9 +145,8 @@ class Kinds:
         return ELEMENTWISE_LAYERS.get(layers[0]) if len(layers) == 1 else None
 
     def _function_call(self, node: ast.Call, name: str) -> Call | None:
-        first = (
-            node.args[0] if node.args else next((k.value for k in node.keywords if k.arg in ("input", "tensors")), None)
-        )
+        given = (k.value for k in node.keywords if k.arg in ("input", "tensors", "end", "n"))
+        first = node.args[0] if node.args else next(given, None)
         if first is None or any(isinstance(a, ast.Starred) for a in node.args[:1]):
             return None
         return Call(node, name, first, tuple(node.args[1:]), False)

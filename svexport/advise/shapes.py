@@ -22,7 +22,7 @@ from svexport.advise.torch_names import (
 )
 from svexport.advise.written import written_rank
 
-__all__ = ["is_one_wide", "is_whole", "shape"]
+__all__ = ["is_one_wide", "is_whole", "shape", "unpacked"]
 
 _DEPTH = 40  # limit on nested expressions and on names that stand for them
 
@@ -231,8 +231,10 @@ def _of_attribute(scope: Scope, node: ast.Attribute, depth: int) -> Shape:
     owner = scope.function.owner
     name = scope.file.qualified(node) or ""
     if owner is not None and name.startswith("self."):
-        if name.count(".") == 1:
-            return _of_creation(scope, owner.buffers.get(node.attr))
+        made = owner.buffers.get(node.attr)
+        if name.count(".") == 1 and made is not None:
+            holder = scope.peers.holding(made, scope.file.parents)
+            return shape(holder, made, depth) if isinstance(holder, Scope) else _UNKNOWN
         if node.attr == "weight" and {"torch.nn.Embedding", "torch.nn.Linear"} & {*scope.layers(node.value)}:
             return Shape(rank=2)
     if node.attr in ("T", "mT", "data"):
@@ -256,7 +258,7 @@ def _sized(scope: Scope, sizes: Sequence[ast.expr]) -> Shape:
     """The shape given by sizes: ``1, n, 1``, ``(1, n, 1)``, ``x.shape[:2] + (3, 3)`` or ``*x.shape[:2], 3, 3``."""
     if len(sizes) == 1 and isinstance(sizes[0], ast.BinOp) and isinstance(sizes[0].op, ast.Add):
         sizes = [*(_front(scope, sizes[0].left)), *(_front(scope, sizes[0].right))]
-    sizes = [size for s in sizes for size in (_front(scope, s.value) if isinstance(s, ast.Starred) else [s])]
+    sizes = unpacked(scope, sizes)
     if len(sizes) >= 1 and isinstance(sizes[0], (ast.Tuple, ast.List)):
         sizes = sizes[0].elts
     elif len(sizes) == 1 and integer(sizes[0]) is None:
@@ -266,15 +268,25 @@ def _sized(scope: Scope, sizes: Sequence[ast.expr]) -> Shape:
     return Shape(frozenset(i for i, size in enumerate(sizes) if integer(size) == 1), len(sizes))
 
 
+def unpacked(scope: Scope, sizes: Iterable[ast.expr]) -> list[ast.expr]:
+    """Sizes with those behind stars written out where they can be counted: ``1, *x.shape[-2:]``."""
+    return [size for s in sizes for size in (_front(scope, s.value) if isinstance(s, ast.Starred) else [s])]
+
+
 def _front(scope: Scope, sizes: ast.expr) -> list[ast.expr]:
     """Sizes that are written out, or one per axis of ``x.shape[:2]``; one starred expression if uncountable."""
     if isinstance(sizes, (ast.Tuple, ast.List)):
         return sizes.elts
     taken = sizes.slice if isinstance(sizes, ast.Subscript) and scope.kind(sizes.value) is Kind.SHAPE else None
-    count = integer(taken.upper) if isinstance(taken, ast.Slice) and taken.lower is None else None
-    if not isinstance(sizes, ast.Subscript) or count is None or count < 0:
+    if not isinstance(sizes, ast.Subscript) or not isinstance(taken, ast.Slice) or taken.step is not None:
         return [ast.Starred(sizes)]
-    return [ast.Subscript(sizes.value, ast.Constant(i)) for i in range(count)]
+    lower, upper = integer(taken.lower), integer(taken.upper)
+    axes = range(0)
+    if taken.lower is None and upper is not None:
+        axes = range(upper)
+    elif taken.upper is None and lower is not None:
+        axes = range(lower, 0)
+    return [ast.Subscript(sizes.value, ast.Constant(i)) for i in axes] or [ast.Starred(sizes)]
 
 
 def _complete(index: ast.expr) -> int | None:
@@ -398,8 +410,10 @@ def _of_call(scope: Scope, node: ast.Call, depth: int) -> Shape:
     if call is None or made is not _UNKNOWN:
         return made
     if not call.is_method and f"torch.nn.functional.{call.name}" in RANKS:
-        pooled = call.name.startswith("adaptive") and _is_of_ones(call.get(0, "output_size"))
-        return Shape(frozenset({2, 3} if pooled else ()), RANKS[f"torch.nn.functional.{call.name}"])
+        ones = {2, 3} if call.name.startswith("adaptive") and _is_of_ones(call.get(0, "output_size")) else set()
+        weight = call.get(0, "weight") if call.name == "conv2d" else None
+        ones |= {1} if weight is not None and 0 in shape(scope, weight, depth).ones else set()
+        return Shape(frozenset(ones), RANKS[f"torch.nn.functional.{call.name}"])
     if call.name == "unsqueeze":
         return _unsqueezed(shape(scope, call.input, depth), integer(call.get(0, "dim")))
     if call.is_method and call.name in ("view", "reshape", "new_zeros", "new_ones", "new_empty"):
@@ -546,13 +560,16 @@ def _unsqueezed(before: Shape, axis: int | None) -> Shape:
         rank = before.rank + 1
         at = axis % rank if -rank <= axis < rank else 0
         return Shape.of({a + (a >= at) for a in Shape.of(before.ones, before.rank).ones} | {at}, rank)
-    # Without the rank, only axes counted from the same end as the new one, and nearer to that end, keep their number.
-    kept = {a for a in before.ones if (a >= 0) == (axis >= 0) and (a < axis if axis >= 0 else a > axis)}
-    return Shape(frozenset({axis, *kept}))
+    # Without the rank, only axes counted from the same end as the new one are known behind it.
+    if axis >= 0:
+        return Shape(frozenset({axis, *(a + (a >= axis) for a in before.ones if a >= 0)}))
+    return Shape(frozenset({axis, *(a - (a <= axis) for a in before.ones if a < 0)}))
 
 
 def _reduced(before: Shape, call: Call) -> Shape:
     node = call.get(0, "dim", "axis")
+    if node is None and not call.keywords:
+        return Shape(rank=0)
     items = node.elts if isinstance(node, (ast.Tuple, ast.List)) else [node]
     dims = [integer(item) for item in items]
     if before.rank is None:

@@ -34,9 +34,9 @@ def _set(text: str) -> frozenset[str]:
 
 # Elementwise functions of one tensor.
 ACTIVATIONS = _set(
-    "abs acos acosh asin asinh atan atanh ceil celu cos cosh elu erf erfc exp exp2 expm1 floor gelu hardsigmoid "
-    "hardswish hardtanh leaky_relu log log10 log1p log2 logsigmoid mish neg reciprocal relu relu6 round rsqrt "
-    "selu sigmoid sign silu sin sinh softplus softsign sqrt square tan tanh trunc"
+    "abs acos acosh asin asinh atan atanh ceil celu cos cosh deg2rad elu erf erfc exp exp2 expm1 floor gelu "
+    "hardsigmoid hardswish hardtanh leaky_relu log log10 log1p log2 logsigmoid mish neg rad2deg reciprocal relu "
+    "relu6 round rsqrt selu sigmoid sign silu sin sinh softplus softsign sqrt square tan tanh trunc"
 )
 # Elementwise functions of several tensors, which broadcast.
 ARITHMETIC = _set(

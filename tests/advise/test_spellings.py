@@ -7,8 +7,11 @@ import pytest
 from svexport.advise import advise
 
 HEAD = """import torch
+import numpy as np
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+TABLE = np.array([[1.0, 2.0], [3.0, 4.0]])
 
 
 def helper(x) -> Tensor:
@@ -30,6 +33,8 @@ class Model(nn.Module):
         self.pool = nn.Sequential(nn.AdaptiveAvgPool2d((1, 1)), nn.Conv2d(3, 8, 1))
         self.up = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Upsample(2), nn.Conv2d(3, 8, 1))
         self.tracks = {}
+        kernel = torch.rand(3, 3)
+        self.register_buffer("kernel", (kernel / kernel.sum())[None, None])
 
     def keep(self, row):
         self.tracks[len(self.tracks)] = row
@@ -181,6 +186,15 @@ def codes(lines, folder, parameters="x: Tensor, y: Tensor, p"):
         ("z = x.new_zeros(4, 9); z[:, 2:5] = y; z[:, 5:] = z[:, 3:4] * 2; return z", "SVX105"),
         ("z = torch.zeros_like(x); z[:, 0] = x; a = z[:, 0]; z[:, 1] = a; return z", "SVX105"),
         ("for i in range(x.shape[0]): p.append(self.conv(x[i : i + 1])); return p", "SVX102"),
+        ("a = x.clamp(min=0); b = (1 - x).clamp(min=0); return torch.log(a / b)", "SVX303"),
+        ("z = y.unsqueeze(-1).repeat(1, 1, 8); return x * z.to(x.dtype)", "SVX201"),
+        ("return x.sigmoid().flatten(1).amax(-1) > 0.5", "SVX302"),
+        ("return torch.max(x.sigmoid(), 1)[0] > 0.5, x.sigmoid().min(1).values < 0.5", "SVX302"),
+        ("return torch.linspace(start=0, end=1, steps=5).to(x.device)", "SVX202"),
+        ("return x * y.unsqueeze(-1).unsqueeze(-1).repeat(1, 1, 8, 8)", "SVX201"),
+        ("return x * self.pool(p).repeat(1, 1, *x.shape[-2:])", "SVX201"),
+        ("return x * F.conv2d(p, self.kernel).repeat(1, 8, 1, 1)", "SVX201"),
+        ("return x * torch.from_numpy(TABLE).to(x)", "SVX106"),
     ],
 )
 def test_found(tmp_path, habit, code):
@@ -274,6 +288,13 @@ def test_found(tmp_path, habit, code):
         "z = x.new_zeros(4, 9); z[:, 2:5] = y; z[:, 5:] = z[:, 4:6] * 2; return z",
         "for i in range(x.shape[0]): p.append(self.conv(x[i : i + 2])); return p",
         "for row in x.unbind(0): self.keep(row); return p",
+        "a = x.clamp(min=p); b = (1 - x).clamp(min=p); return torch.log(a / b)",
+        "a = x.clamp(min=0); b = (1 - y).clamp(min=0); return torch.log(a / b)",
+        "return x.sigmoid().sum(-1) > 0.5, x.sigmoid().max(-1) > 0.5",
+        "return x * y.unsqueeze(-1).unsqueeze(-1).repeat(1, 4, 1, 1)",
+        "return x * self.pool(p).repeat(*x.shape[:2], 1, 1)",
+        "return x * F.conv2d(p, self.kernel.transpose(0, 2)).repeat(1, 8, 1, 1)",
+        "TABLE = p; return x * torch.from_numpy(TABLE).to(x)",
     ],
 )
 def test_not_found(tmp_path, text):

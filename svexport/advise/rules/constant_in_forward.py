@@ -90,7 +90,8 @@ def _is_constant(scope: Scope, node: ast.expr, counted: bool = False) -> bool:
         value = scope.value_of(node)
         if value is not node and (counted or isinstance(value, ast.Attribute)):
             return not isinstance(value, (ast.List, ast.Tuple)) and _is_constant(scope, value, counted)
-        return isinstance(scope.file.constants.get(node.id), (ast.List, ast.Tuple)) and scope.is_of_file(node)
+        told = scope.file.constants.get(node.id) if scope.is_of_file(node) else None
+        return told is not None and _is_constant(scope, told, counted)
     if isinstance(node, ast.Attribute):
         return scope.file.qualified(node) in _NUMBERS
     return isinstance(node, ast.Constant) and isinstance(node.value, (int, float, complex))

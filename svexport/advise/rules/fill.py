@@ -15,6 +15,7 @@ __all__ = ["RULE"]
 
 _CASTS = ("float", "half", "double", "long", "int", "bool")
 _PARTS = ("dtype", "device")
+_COUNTS = ("start", "end", "step", "steps", "n")
 
 
 def find(scope: Scope) -> Iterator[Found]:
@@ -65,7 +66,7 @@ def _counted(scope: Scope, node: ast.expr) -> Call | None:
     """``node`` as a call if it is ``torch.arange(n)``, ``torch.linspace(0, 1, n)`` or ``torch.eye(n)``."""
     call = scope.call(node)
     known = call is not None and not call.is_method and call.name in ("arange", "linspace", "logspace", "eye")
-    return call if known and all(k in _PARTS for k in call.keywords) else None  # type: ignore[union-attr]
+    return call if known and all(k in _PARTS + _COUNTS for k in call.keywords) else None  # type: ignore[union-attr]
 
 
 def _cast(scope: Scope, node: ast.AST) -> Call | None:
@@ -145,7 +146,8 @@ def _moved(scope: Scope, call: Call) -> Iterator[Found]:
     comma = "" if scope.source.text[:inner].rstrip().endswith(",") else ", "
     text = f"{comma}device={scope.text(device)})"
     whole = scope.source.text[inner:end]
-    same = made.name in CREATORS or all(integer(a) is not None or scope.kind(a) is Kind.SIZE for a in made.node.args)
+    given = [*made.node.args, *(v for k, v in made.keywords.items() if k in _COUNTS)]
+    same = made.name in CREATORS or all(integer(a) is not None or scope.kind(a) is Kind.SIZE for a in given)
     plain = "\n" not in whole and "#" not in whole and not whole.startswith("))")
     edits = (Edit(inner, end, text),) if same and plain else ()
     message = f"`torch.{made.name}` on the CPU is copied to the device, which waits: `device={scope.text(device)}`"

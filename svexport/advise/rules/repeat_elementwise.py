@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 from svexport.advise.calls import Call, integer
 from svexport.advise.rule import Found, Rule, Scope
-from svexport.advise.shapes import is_whole, shape
+from svexport.advise.shapes import is_whole, shape, unpacked
 from svexport.advise.source import Edit
 from svexport.advise.torch_names import ACTIVATIONS, ARITHMETIC, REDUCTIONS
 
 __all__ = ["RULE"]
 
 _STEPS = 4  # limit on elementwise functions in a row
-_ALONE = {"float", "half", "long", "int", "bool", "type_as", "clamp", "logical_not", "to"}
+_ALONE = {"float", "half", "long", "int", "bool", "clamp", "logical_not"}
 
 
 def find(scope: Scope) -> Iterator[Found]:
@@ -22,7 +22,7 @@ def find(scope: Scope) -> Iterator[Found]:
         call = scope.call(node)
         if call is None or call.name != "repeat" or not call.is_method or node.keywords:
             continue
-        factors = _factors(call)
+        factors = _factors(scope, call)
         axes = _repeated(factors)
         if not axes or not all(_has_size_1(scope, call.input, axis, len(factors)) for axis in axes):
             continue
@@ -34,10 +34,10 @@ def find(scope: Scope) -> Iterator[Found]:
         yield Found(node, message, _edits(scope, call, factors, axes))
 
 
-def _factors(call: Call) -> list[ast.expr]:
+def _factors(scope: Scope, call: Call) -> list[ast.expr]:
     if len(call.arguments) == 1 and isinstance(call.arguments[0], (ast.Tuple, ast.List)):
         return call.arguments[0].elts
-    return list(call.arguments)
+    return unpacked(scope, call.arguments)
 
 
 def _repeated(factors: list[ast.expr]) -> list[int]:
@@ -124,7 +124,8 @@ def _elementwise_alone(scope: Scope, node: ast.AST) -> ast.expr | None:
     call = scope.call(scope.parent(parent) if isinstance(parent, ast.Attribute) else parent)
     if call is None or call.input is not node:
         return None
-    alone = call.name in ACTIVATIONS | _ALONE and all(map(_is_number, call.arguments))
+    cast = call.name in ("to", "type_as")
+    alone = cast or (call.name in ACTIVATIONS | _ALONE and all(map(_is_number, call.arguments)))
     return call.node if alone else None
 
 
@@ -148,7 +149,7 @@ def _is_number(node: ast.expr) -> bool:
 
 def _edits(scope: Scope, call: Call, factors: list[ast.expr], axes: list[int]) -> tuple[Edit, ...]:
     """``expand`` for ``repeat`` along one axis made just before: any other axis of size 1 may be empty at run time."""
-    if len(axes) != 1 or not _is_made(scope, call.input):
+    if len(axes) != 1 or not _is_made(scope, call.input) or any(isinstance(a, ast.Starred) for a in call.arguments):
         return ()
     (axis,) = axes
     sizes = ["-1"] * len(factors)
