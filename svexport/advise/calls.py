@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-from svexport.advise.functions import Function
+if TYPE_CHECKING:
+    from svexport.advise.functions import Function
 
 __all__ = ["Call", "argument", "integer", "parameter"]
 

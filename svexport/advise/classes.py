@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 from svexport.advise.annotations import is_tensor_annotation
+from svexport.advise.calls import argument
 from svexport.advise.torch_names import DATA_CLASSES, MODULE_BASES, RANKS, SAME_RANK, TRAINING_CLASSES
 
 if TYPE_CHECKING:
@@ -85,7 +86,11 @@ class Class:
             for target in node.targets:
                 pairs = isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)
                 parts = target.elts if isinstance(target, ast.Tuple) else [target]
-                values = node.value.elts if pairs else [node.value] * len(parts)  # type: ignore[attr-defined]
+                comprehended = isinstance(target, ast.Tuple) and isinstance(
+                    node.value, (ast.GeneratorExp, ast.ListComp)
+                )
+                each = node.value.elt if comprehended else node.value  # type: ignore[attr-defined]
+                values = node.value.elts if pairs else [each] * len(parts)  # type: ignore[attr-defined]
                 for part, value in zip(parts, values, strict=False):
                     if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name) and part.value.id == "self":
                         found.setdefault(part.attr, []).append(value)
@@ -152,10 +157,21 @@ class Class:
 
     def is_whole(self, attribute: str) -> bool:
         """Whether ``self.attribute`` is an integer, by the annotation or default of the argument that it holds."""
-        default, annotation = self.default(attribute), self._annotation(attribute)
+        annotation = self._annotation(attribute)
         if annotation is not None:
             return self.file.qualified(annotation) == "int"
-        return isinstance(default, ast.Constant) and type(default.value) is int
+        told = [self.default(attribute)]
+        if isinstance(told[0], ast.Name) or told[0] is None:  # no default: what the file makes it with
+            told = self._made_with(attribute)
+        return bool(told) and all(isinstance(one, ast.Constant) and type(one.value) is int for one in told)
+
+    def _made_with(self, attribute: str) -> list[ast.expr | None]:
+        """The arguments that this file gives for the one that ``self.attribute`` holds, where it makes the class."""
+        value, init = self.attributes.get(attribute), self.method("__init__")
+        if init is None or not isinstance(value, ast.Name):
+            return []
+        calls = [n for n in self.file.parents if isinstance(n, ast.Call) and self._called(n) == self.node.name]
+        return [argument(init, call, value.id) for call in calls]
 
     def is_number(self, attribute: str) -> bool:
         """Whether ``self.attribute`` is a number: an argument that says so, or computed from numbers."""
@@ -244,8 +260,8 @@ class Class:
     def _of_sequence(self, arguments: list[ast.expr], depth: int) -> list[str]:
         """A class that makes what a sequence of layers makes: the last layer that determines the rank."""
         whole = ["torch.nn.Sequential"]
-        for argument in reversed(arguments):
-            names = {*self._of(argument, depth)}
+        for layer in reversed(arguments):
+            names = {*self._of(layer, depth)}
             if not names <= SAME_RANK or not names:
                 known = names <= {*RANKS} or (len(names) == 1 and names <= {*self.file.classes})
                 return sorted(names) if known and names else whole

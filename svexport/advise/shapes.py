@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from svexport.advise.axes import permutation
 from svexport.advise.calls import Call, argument, integer, parameter
 from svexport.advise.flow import Binding
+from svexport.advise.indices import complete, indexed
 from svexport.advise.kinds import Kind
 from svexport.advise.rule import Scope, Shape
 from svexport.advise.torch_names import (
@@ -22,7 +23,7 @@ from svexport.advise.torch_names import (
 )
 from svexport.advise.written import written_rank
 
-__all__ = ["is_one_wide", "is_whole", "shape", "unpacked"]
+__all__ = ["shape", "unpacked"]
 
 _DEPTH = 40  # limit on nested expressions and on names that stand for them
 
@@ -49,7 +50,7 @@ def shape(scope: Scope, node: ast.AST, depth: int = 0) -> Shape:
     if isinstance(node, ast.Attribute):
         return _of_attribute(scope, node, depth)
     if isinstance(node, ast.Subscript):
-        return _of_item(node.slice, shape(scope, node.value, depth))
+        return indexed(node.slice, shape(scope, node.value, depth))
     if isinstance(node, ast.BinOp):
         if isinstance(node.op, ast.MatMult):
             return _of_product(shape(scope, node.left, depth), shape(scope, node.right, depth))
@@ -175,7 +176,7 @@ def _rank_by_use(scope: Scope, use: ast.Name, depth: int) -> int | None:
             return len(target.elts) if known else None  # type: ignore[attr-defined]
         call = scope.call(whole) if isinstance(whole, ast.Call) and whole.func is parent else None
     elif isinstance(parent, ast.Subscript) and parent.value is use:
-        return _complete(parent.slice)
+        return complete(parent.slice)
     else:
         call = scope.call(parent)
         if isinstance(parent, ast.Call) and parent.args[:1] == [use]:
@@ -289,69 +290,6 @@ def _front(scope: Scope, sizes: ast.expr) -> list[ast.expr]:
     return [ast.Subscript(sizes.value, ast.Constant(i)) for i in axes] or [ast.Starred(sizes)]
 
 
-def _complete(index: ast.expr) -> int | None:
-    """The rank that an index implies: an index that ends in ``:`` names every axis; None for any other."""
-    items = index.elts if isinstance(index, ast.Tuple) else [index]
-    axes = [item for item in items if not (isinstance(item, ast.Constant) and item.value is None)]
-    if any(isinstance(item, ast.Constant) and item.value is Ellipsis for item in items) or len(items) < 2:
-        return None
-    return len(axes) if is_whole(items[-1]) else None
-
-
-def _of_item(index: ast.expr, base: Shape) -> Shape:
-    """The shape of the part that ``index`` takes out of a tensor of shape ``base``."""
-    items = index.elts if isinstance(index, ast.Tuple) else [index]
-    rank = base.rank if base.rank is not None else _complete(index)
-    taking = [item for item in items if not (isinstance(item, ast.Constant) and item.value in (None, Ellipsis))]
-    if any(not isinstance(item, (ast.Slice, ast.List)) and integer(item) is None for item in taking):
-        return _UNKNOWN  # a mask or a tensor of indices
-    if rank is not None and rank < len(taking):
-        return _UNKNOWN
-    ones: set[int] = set()
-    front = at = 0  # the next axis of the result, and of the tensor
-    behind = False
-    taken = sum(integer(item) is not None for item in taking)
-    for i, item in enumerate(items):
-        if isinstance(item, ast.Constant) and item.value is Ellipsis:
-            behind = True
-            if rank is not None:
-                kept = rank - len(taking)
-                ones |= {front + k for k in range(kept) if at + k in base.ones or at + k - rank in base.ones}
-                front, at = front + kept, at + kept
-            continue
-        if isinstance(item, ast.Constant) and item.value is None:
-            ones.add(front if rank is not None or not behind else i - len(items))
-            front += 1
-        elif integer(item) is not None:
-            at += 1
-            if rank is None and behind:
-                ones = {axis for axis in ones if axis >= 0}
-        else:
-            stays = at in base.ones and (rank is not None or not behind)
-            if (is_whole(item) and stays) or is_one_wide(item):
-                ones.add(front if rank is not None or not behind else i - len(items))
-            front, at = front + 1, at + 1
-    if rank is None:
-        integers_after = any(integer(item) is not None for item in items)
-        return Shape(frozenset(ones)) if not integers_after else _UNKNOWN
-    ones |= {front + k for k in range(rank - at) if at + k in base.ones or at + k - rank in base.ones}
-    new = sum(isinstance(item, ast.Constant) and item.value is None for item in items)
-    return Shape.of(ones, rank - taken + new)
-
-
-def is_one_wide(item: ast.expr) -> bool:
-    """Whether it is a slice of one element: ``:1``, ``2:3``."""
-    if not isinstance(item, ast.Slice) or item.step is not None:
-        return False
-    lower, upper = 0 if item.lower is None else integer(item.lower), integer(item.upper)
-    return lower is not None and lower >= 0 and upper == lower + 1
-
-
-def is_whole(item: ast.AST) -> bool:
-    """Whether it is ``:``."""
-    return isinstance(item, ast.Slice) and item.lower is None and item.upper is None and item.step is None
-
-
 def _of_product(left: Shape, right: Shape) -> Shape:
     if left.rank is None or right.rank is None or min(left.rank, right.rank) < 2:
         return _UNKNOWN
@@ -396,8 +334,9 @@ def _of_call(scope: Scope, node: ast.Call, depth: int) -> Shape:
     if layers:
         ranks = {RANKS.get(name) for name in layers}
         if len(ranks) == 1 and None not in ranks:
+            rank = ranks.pop()
             given = shape(scope, node.args[0], depth).ones if node.args else frozenset()
-            return Shape(_ones_of_layer(scope, node, layers, given), ranks.pop())
+            return Shape(_ones_of_layer(scope, node, layers, Shape.of(given, rank).ones), rank)
         if node.args and all(name in SAME_RANK for name in layers):
             before = shape(scope, node.args[0], depth)
             last = {-1, before.rank - 1 if before.rank is not None else -1}
@@ -494,13 +433,8 @@ def _of_other(scope: Scope, call: Call, depth: int) -> Shape:
     rank = before.rank
     if call.name in KEEPING_RANK:
         return Shape(rank=rank)
-    if call.name == "flatten" and rank is not None:
-        first, last = (
-            integer(call.get(0, "start_dim") or ast.Constant(0)),
-            integer(call.get(1, "end_dim") or ast.Constant(-1)),
-        )
-        joined = (last % rank) - (first % rank) if first is not None and last is not None else None
-        return Shape(rank=rank - joined) if joined is not None else _UNKNOWN
+    if call.name == "flatten":
+        return _flattened(before, integer(call.get(0, "start_dim")) or 0, call.get(1, "end_dim"))
     if call.name == "squeeze":
         axis = integer(call.get(0, "dim"))
         return Shape(rank=rank - 1) if rank is not None and axis is not None else _UNKNOWN
@@ -551,6 +485,18 @@ def _of_returned(scope: Scope, node: ast.Call, depth: int) -> Shape:
     ranks = {one.rank for one in known}
     rank = ranks.pop() if len(ranks) == 1 else None
     return Shape.of(frozenset.intersection(*(one.ones for one in known)), rank)
+
+
+def _flattened(before: Shape, first: int, end: ast.expr | None) -> Shape:
+    last, rank = -1 if end is None else integer(end), before.rank
+    if last is None:
+        return _UNKNOWN
+    if rank is None:  # of the first axes, behind which there are others
+        return Shape(frozenset(axis for axis in before.ones if axis < 0)) if first == 0 < last else _UNKNOWN
+    first, last = first % rank, last % rank
+    joined = {first} if {*range(first, last + 1)} <= before.ones else set()
+    kept = {a if a < first else a - (last - first) for a in before.ones if a < first or a > last}
+    return Shape.of(joined | kept, rank - (last - first))
 
 
 def _unsqueezed(before: Shape, axis: int | None) -> Shape:

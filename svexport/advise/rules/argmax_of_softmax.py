@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from itertools import takewhile
 
 from svexport.advise.calls import Call, integer
 from svexport.advise.rule import Found, Rule, Scope
@@ -56,7 +57,13 @@ def _is_argmax(scope: Scope, call: Call) -> bool:
 
 
 def _unshaped(scope: Scope, node: ast.expr, dim: int | None) -> tuple[ast.expr, int | None]:
-    """The tensor before flattens of axes behind ``dim`` and before permutes, and the axis that ``dim`` is there."""
+    """The tensor before flattens of axes behind ``dim``, permutes and slices, and the axis that ``dim`` is there."""
+    while dim is not None and isinstance(node, ast.Subscript):
+        items = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        taken = len(list(takewhile(lambda item: integer(item) is not None, items)))
+        if not all(isinstance(i, ast.Slice) or (isinstance(i, ast.Constant) and i.value is ...) for i in items[taken:]):
+            break
+        node, dim = node.value, dim + taken if dim >= 0 else dim
     call = scope.call(node)
     while call is not None and dim is not None and call.name in ("flatten", "permute", "contiguous"):
         if call.name == "permute":

@@ -87,7 +87,9 @@ def _is_constant(scope: Scope, node: ast.expr, counted: bool = False) -> bool:
         settled = owner is not None and node.attr in owner.settled - owner.tensors - owner.buffers.keys()
         return settled or (owner is not None and isinstance(owner.default(node.attr), (ast.List, ast.Tuple)))
     if isinstance(node, ast.Name):
-        value = scope.value_of(node)
+        binding, value = scope.definition(node), scope.value_of(node)
+        if counted and binding is not None and binding.item and binding.index is not None:  # h, w = self.size
+            return isinstance(binding.value, ast.Attribute) and _is_constant(scope, binding.value)
         if value is not node and (counted or isinstance(value, ast.Attribute)):
             return not isinstance(value, (ast.List, ast.Tuple)) and _is_constant(scope, value, counted)
         told = scope.file.constants.get(node.id) if scope.is_of_file(node) else None

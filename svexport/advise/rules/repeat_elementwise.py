@@ -6,8 +6,9 @@ import ast
 from collections.abc import Iterator
 
 from svexport.advise.calls import Call, integer
+from svexport.advise.indices import is_whole
 from svexport.advise.rule import Found, Rule, Scope
-from svexport.advise.shapes import is_whole, shape, unpacked
+from svexport.advise.shapes import shape, unpacked
 from svexport.advise.source import Edit
 from svexport.advise.torch_names import ACTIVATIONS, ARITHMETIC, REDUCTIONS
 

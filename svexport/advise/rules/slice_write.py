@@ -10,9 +10,10 @@ from itertools import pairwise, product
 from svexport.advise.calls import integer
 from svexport.advise.flow import Binding
 from svexport.advise.functions import Reach
+from svexport.advise.indices import is_one_wide, is_whole
 from svexport.advise.kinds import Kind
 from svexport.advise.rule import Found, Rule, Scope
-from svexport.advise.shapes import is_one_wide, is_whole, shape
+from svexport.advise.shapes import shape
 from svexport.advise.torch_names import ACTIVATIONS, ARITHMETIC, CREATORS, LIKE_CREATORS, NEW_CREATORS
 
 __all__ = ["RULE"]
