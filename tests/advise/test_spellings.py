@@ -203,6 +203,13 @@ def codes(lines, folder, parameters="x: Tensor, y: Tensor, p"):
         ("a, b, *_ = self.range; c, d, e, f, g, h = self.range; return torch.arange(c, d, device=x.device)", "SVX106"),
         ("return x.softmax(1)[0].argmax(0)", "SVX304"),
         ("return x.softmax(-1)[..., :-1].argmax(-1)", "SVX304"),
+        ("return x * x.new_tensor([[a, b] for a in (-1, 1) for b in range(2)])", "SVX106"),
+        ("b, c = x.shape; d, e = y.shape; z = x[:, None] * y[None]; return z.sum(-1), z.device", "SVX301"),
+        (
+            "s = (slice(0, 2), slice(2, None)); z = x.new_zeros(4, 4); "
+            "for i, (a, b) in enumerate(itertools.product(s, s)):;     z[a, b] = i; return z",
+            "SVX105",
+        ),
     ],
 )
 def test_found(tmp_path, habit, code):
@@ -307,6 +314,11 @@ def test_found(tmp_path, habit, code):
         "return x * self.conv(y[..., -2:]).repeat(1, 1, 1, 8)",
         "return x - self.conv(y[..., -1:].flatten(1, 2)[..., None]).repeat(1, 1, 4, 8)",
         "a, b = p.shape[:2]; return torch.arange(a, b, device=x.device)",
+        "return x * x.new_tensor([[a, p] for a in (-1, 1)]), x * x.new_tensor([a for a in p])",
+        "return x * x.new_tensor([a for a in (1, 2) if a > p])",
+        "b, c = x.shape; d, e = y.shape; z = x[:, None] * y[None]; return z.sum(-1), z",
+        "s = (p, slice(2, None)); z = x.new_zeros(4, 4); "
+        "for i, (a, b) in enumerate(itertools.product(s, s)):;     z[a, b] = i; return z",
         "return x.softmax(1)[0].argmax(1), x.softmax(0)[0].argmax(0), x.softmax(1)[y > 0].argmax(0)",
     ],
 )

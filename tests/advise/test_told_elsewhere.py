@@ -323,3 +323,20 @@ def test_attributes_are_integers_where_the_file_says_so(tmp_path, argument, made
         f"    def forward(self, x):\n        return x, int(x.shape[1] / self.bands)\n\n\nLAYERS = {made}\n"
     )
     assert [f.code for f in advise([path]).findings] == found
+
+
+@pytest.mark.parametrize(
+    ("base", "head", "found"),
+    [
+        ("torch.nn.Module", "@torch.no_grad()", ["SVX204"]),
+        ("torch.nn.Module", "", []),
+        ("Thing", "@torch.no_grad()", []),
+    ],
+)
+def test_modules_without_gradients_have_no_arrays(tmp_path, base, head, found):
+    path = tmp_path / "model.py"
+    path.write_text(
+        f"import torch\n\n\nclass Model({base}):\n    {head}\n    def collide(self, boxes):\n"
+        "        return boxes[..., [0, 1]] * 2\n"
+    )
+    assert [f.code for f in advise([path]).findings] == found

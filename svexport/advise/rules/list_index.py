@@ -24,8 +24,7 @@ def find(scope: Scope) -> Iterator[Found]:
         index = _list(scope, node.slice)
         if index is None or isinstance(node.ctx, ast.Del):
             continue
-        in_forward = scope.function.reach is Reach.FORWARD and isinstance(node.slice, ast.Tuple)
-        if not (scope.is_tensor(node.value) or in_forward):
+        if not scope.is_tensor(node.value) and not (_is_of_module(scope) and isinstance(node.slice, ast.Tuple)):
             continue
         parent = scope.parent(node)
         if isinstance(parent, ast.Attribute) and parent.attr.endswith("_") and not parent.attr.endswith("__"):
@@ -38,6 +37,14 @@ def find(scope: Scope) -> Iterator[Found]:
         yield Found(
             index, f"a list of neighbouring indices gathers, a slice reads in place: `{text}`", (edit,) if edit else ()
         )
+
+
+def _is_of_module(scope: Scope) -> bool:
+    """Whether it is a forward, or a method of a module without gradients, which have no numpy arrays."""
+    function = scope.function
+    if function.reach is Reach.FORWARD:
+        return True
+    return function.is_without_gradients and function.owner is not None and function.owner.is_module
 
 
 def _list(scope: Scope, index: ast.expr) -> ast.List | ast.Tuple | None:
