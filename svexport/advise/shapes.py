@@ -339,8 +339,10 @@ def _of_call(scope: Scope, node: ast.Call, depth: int) -> Shape:
             return Shape(_ones_of_layer(scope, node, layers, Shape.of(given, rank).ones), rank)
         if node.args and all(name in SAME_RANK for name in layers):
             before = shape(scope, node.args[0], depth)
+            if layers != ["torch.nn.Linear"]:
+                return before
             last = {-1, before.rank - 1 if before.rank is not None else -1}
-            return Shape(before.ones - last if layers == ["torch.nn.Linear"] else before.ones, before.rank)
+            return Shape.of((before.ones - last) | ({-1} if _gives_one(scope, node) else set()), before.rank)
         return _of_returned(scope, node, depth)
     if scope.target(node) is not None:
         return _of_returned(scope, node, depth)
@@ -349,10 +351,12 @@ def _of_call(scope: Scope, node: ast.Call, depth: int) -> Shape:
     if call is None or made is not _UNKNOWN:
         return made
     if not call.is_method and f"torch.nn.functional.{call.name}" in RANKS:
-        ones = {2, 3} if call.name.startswith("adaptive") and _is_of_ones(call.get(0, "output_size")) else set()
+        rank = RANKS[f"torch.nn.functional.{call.name}"]
+        ones = {*Shape.of(shape(scope, call.input, depth).ones, rank).ones} & ({0} if "conv" in call.name else {0, 1})
+        ones |= {2, 3} if call.name.startswith("adaptive") and _is_of_ones(call.get(0, "output_size")) else set()
         weight = call.get(0, "weight") if call.name == "conv2d" else None
         ones |= {1} if weight is not None and 0 in shape(scope, weight, depth).ones else set()
-        return Shape(frozenset(ones), RANKS[f"torch.nn.functional.{call.name}"])
+        return Shape(frozenset(ones), rank)
     if call.name == "unsqueeze":
         return _unsqueezed(shape(scope, call.input, depth), integer(call.get(0, "dim")))
     if call.is_method and call.name in ("view", "reshape", "new_zeros", "new_ones", "new_empty"):
@@ -366,6 +370,20 @@ def _of_call(scope: Scope, node: ast.Call, depth: int) -> Shape:
     if call.name in ARITHMETIC:
         return _broadcast(scope, (call.input, *call.arguments), depth)
     return _of_other(scope, call, depth)
+
+
+def _gives_one(scope: Scope, node: ast.Call) -> bool:
+    """Whether the ``nn.Linear`` of ``self``, or the last one of an ``nn.Sequential``, has one output."""
+    owner = scope.function.owner
+    name = (scope.file.qualified(node.func) or "").removeprefix("self.")
+    made: ast.expr | None = owner.attributes.get(name) if owner is not None else None
+    while isinstance(made, ast.Call):
+        last = (scope.file.qualified(made.func) or "").rpartition(".")[2]
+        if last == "Linear":
+            outputs = made.args[1] if len(made.args) > 1 else None
+            return integer(next((k.value for k in made.keywords if k.arg == "out_features"), outputs)) == 1
+        made = made.args[-1] if last == "Sequential" and made.args else None
+    return False
 
 
 def _ones_of_layer(scope: Scope, node: ast.Call, layers: list[str], ones: frozenset[int]) -> frozenset[int]:
@@ -432,7 +450,8 @@ def _of_other(scope: Scope, call: Call, depth: int) -> Shape:
         return Shape(frozenset(i for i, axis in enumerate(order or ()) if axis in ones), told)
     rank = before.rank
     if call.name in KEEPING_RANK:
-        return Shape(rank=rank)
+        whole = {0, 1} if call.name in ("interpolate", "grid_sample") else set()
+        return Shape(frozenset(Shape.of(before.ones, rank).ones & whole), rank)
     if call.name == "flatten":
         return _flattened(before, integer(call.get(0, "start_dim")) or 0, call.get(1, "end_dim"))
     if call.name == "squeeze":

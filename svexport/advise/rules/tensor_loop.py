@@ -192,9 +192,8 @@ def _is_row(scope: Scope, node: ast.Subscript) -> bool:
 def _picks(scope: Scope, node: ast.AST) -> bool:
     """Whether ``node`` is a mask, or indices that depend on values."""
     if isinstance(node, ast.Name):
-        return isinstance(scope.value_of(node), ast.Compare) or any(
-            word in node.id for word in ("mask", "keep", "valid")
-        )
+        named = any(word in node.id for word in ("mask", "keep", "valid"))
+        return isinstance(scope.value_of(node), ast.Compare) or (named and not _is_position(scope, node))
     return isinstance(node, ast.Compare) or (isinstance(node, ast.Subscript) and not _is_position(scope, node))
 
 
