@@ -19,6 +19,7 @@ from svexport.advise.torch_names import (
     MODULE_OUTPUT,
     REDUCTIONS,
     SEVERAL,
+    SOFTMAX_LAYERS,
     UNMISTAKABLE,
 )
 
@@ -125,11 +126,12 @@ class Kinds:
             for prefix in _PREFIXES:
                 if name.startswith(prefix):
                     return self._function_call(node, name.removeprefix(prefix))
+        layer = self._layer(node.func)
+        if layer is not None:
+            plain = len(node.args) == 1 and not node.keywords
+            return Call(node, layer[0], node.args[0], layer[1], False) if plain else None
         if not isinstance(node.func, ast.Attribute):
             return None
-        layer = self._layer(name)
-        if layer is not None:
-            return Call(node, layer, node.args[0], (), False) if len(node.args) == 1 and not node.keywords else None
         root: ast.AST = node.func.value
         while isinstance(root, ast.Attribute):
             root = root.value
@@ -137,12 +139,23 @@ class Kinds:
             return None
         return Call(node, node.func.attr, node.func.value, tuple(node.args), True)
 
-    def _layer(self, name: str | None) -> str | None:
-        """The name of the elementwise function that a layer of ``self`` computes."""
-        if name is None or not name.startswith("self.") or self.function.owner is None:
-            return None
-        layers = self.function.owner.layers.get(name, [])
-        return ELEMENTWISE_LAYERS.get(layers[0]) if len(layers) == 1 else None
+    def _layer(self, layer: ast.expr) -> tuple[str, tuple[ast.expr, ...]] | None:
+        """The function that a layer without parameters computes, and its arguments after the input.
+
+        The layer is one of ``self``, or made where it is used: ``nn.Softmax(dim=1)(x)``.
+        """
+        name, owner = self.file.qualified(layer) or "", self.function.owner
+        if owner is not None and name.startswith("self.") and len(owner.layers.get(name, [])) == 1:
+            layer = owner.attributes.get(name.removeprefix("self."), layer)
+            made = owner.layers[name][0]
+        else:
+            made = (self.file.qualified(layer.func) or "") if isinstance(layer, ast.Call) else ""
+        if made in ELEMENTWISE_LAYERS:
+            return ELEMENTWISE_LAYERS[made], ()
+        if made in SOFTMAX_LAYERS and isinstance(layer, ast.Call):
+            dim = next((k.value for k in layer.keywords if k.arg == "dim"), layer.args[0] if layer.args else None)
+            return (SOFTMAX_LAYERS[made], (dim,)) if dim is not None else None
+        return None
 
     def _function_call(self, node: ast.Call, name: str) -> Call | None:
         given = (k.value for k in node.keywords if k.arg in ("input", "tensors", "end", "n"))

@@ -22,6 +22,7 @@ __all__ = [
     "SAME_RANK",
     "SAME_SHAPE",
     "SEVERAL",
+    "SOFTMAX_LAYERS",
     "TRACING",
     "TRAINING_CLASSES",
     "UNMISTAKABLE",
@@ -153,6 +154,8 @@ KEEPING_RANK = _set(
 ELEMENTWISE_LAYERS = {
     f"torch.nn.{name}": name.lower() for name in ("Sigmoid", "Tanh", "ReLU", "GELU", "SiLU", "Mish", "ReLU6")
 }
+# Those that take an axis where they are made.
+SOFTMAX_LAYERS = {"torch.nn.Softmax": "softmax", "torch.nn.LogSoftmax": "log_softmax"}
 # Suffixes of the names of classes that derive from torch.nn.Module.
 MODULE_BASES = ("Module", "PreTrainedModel", "LightningModule", "PretrainedModel")
 TRAINING_CLASSES = ("Loss", "Criterion", "HungarianMatcher", "Assigner", "Trainer", "Optimizer", "Evaluator")

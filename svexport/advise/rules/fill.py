@@ -55,8 +55,6 @@ def _creation(scope: Scope, node: ast.expr) -> Call | None:
     call = scope.call(node)
     if call is None or any(k not in _PARTS for k in call.keywords):
         return None
-    if any(isinstance(a, ast.Starred) for a in call.node.args):
-        return None
     if call.is_method:
         return call if call.name in NEW_CREATORS else None
     return call if call.name in CREATORS | LIKE_CREATORS else None
