@@ -264,8 +264,9 @@ def _sized(scope: Scope, sizes: Sequence[ast.expr]) -> Shape:
         sizes = sizes[0].elts
     elif len(sizes) == 1 and integer(sizes[0]) is None:
         return _UNKNOWN  # the argument may be one size or a tuple of sizes
-    if not sizes or any(isinstance(size, ast.Starred) for size in sizes):
-        return _UNKNOWN
+    counted = next((i for i, size in enumerate(sizes) if isinstance(size, ast.Starred)), len(sizes))
+    if not sizes or counted < len(sizes):
+        return Shape(frozenset(i for i, size in enumerate(sizes[:counted]) if integer(size) == 1))
     return Shape(frozenset(i for i, size in enumerate(sizes) if integer(size) == 1), len(sizes))
 
 
@@ -276,6 +277,9 @@ def unpacked(scope: Scope, sizes: Iterable[ast.expr]) -> list[ast.expr]:
 
 def _front(scope: Scope, sizes: ast.expr) -> list[ast.expr]:
     """Sizes that are written out, or one per axis of ``x.shape[:2]``; one starred expression if uncountable."""
+    owner = scope.function.owner
+    if owner is not None and isinstance(sizes, ast.Attribute) and (scope.file.qualified(sizes) or "")[:5] == "self.":
+        sizes = owner.default(sizes.attr) or sizes
     if isinstance(sizes, (ast.Tuple, ast.List)):
         return sizes.elts
     taken = sizes.slice if isinstance(sizes, ast.Subscript) and scope.kind(sizes.value) is Kind.SHAPE else None

@@ -32,6 +32,7 @@ class Model(nn.Module):
         self.token = nn.Parameter(torch.zeros(1, 1, 8))
         self.pool = nn.Sequential(nn.AdaptiveAvgPool2d((1, 1)), nn.Conv2d(3, 8, 1))
         self.up = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Upsample(2), nn.Conv2d(3, 8, 1))
+        self.sizes = (3, 1)
         self.soft, self.hard = nn.Softmax(dim=1), nn.LogSoftmax(-1)
         self.one = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
         self.a, self.b = (nn.Sequential(nn.Linear(8, 8)) for _ in range(2))
@@ -206,6 +207,9 @@ def codes(lines, folder, parameters="x: Tensor, y: Tensor, p"):
         ("return x.softmax(1)[0].argmax(0)", "SVX304"),
         ("return x.softmax(-1)[..., :-1].argmax(-1)", "SVX304"),
         ("return self.soft(x).argmax(1)", "SVX304"),
+        ("z = x.new_zeros(4, 2, 2); z[:, 0, 0], z[:, 1, 0] = x, y; z[:, :, 1] = y; return z", "SVX105"),
+        ("return x * p.view(2, 1, *self.range[:3]).repeat(1, 8, 1, 1, 1)", "SVX201"),
+        ("return x * p.view(2, *self.sizes).repeat(1, 1, 3)", "SVX201"),
         ("return self.hard(x).argmax(-1), nn.Softmax(0)(x).argmax(0)", "SVX304"),
         ("return nn.Sigmoid()(x) > 0.5", "SVX302"),
         ("return torch.zeros(2, *x.shape[1:]).type_as(y)", "SVX202"),
@@ -329,6 +333,8 @@ def test_found(tmp_path, habit, code):
         "return x - self.conv(y[..., -1:].flatten(1, 2)[..., None]).repeat(1, 1, 4, 8)",
         "a, b = p.shape[:2]; return torch.arange(a, b, device=x.device)",
         "return x * self.one(p).repeat(1, 8, 1)",
+        "z = x.new_zeros(4, 2, 2); z[:, 0, p], z[:, 1, 0] = x, y; z[:, :, 1] = y; return z",
+        "return x * p.view(2, *self.sizes).repeat(1, 3, 1)",
         "return self.soft(x).argmax(-1), self.hard(x).argmax(1), nn.Softmax(0)(x).argmax(1)",
         "return x * F.interpolate(p.reshape(1, 4, 1, 8).permute(0, 3, 1, 2), p).repeat(1, 1, 1, 9)",
         "b, c = x.shape; for i in range(b):;     keep = y[i];     p.append(x[i, keep].relu()); return p",

@@ -52,7 +52,8 @@ def find(scope: Scope) -> Iterator[Found]:
             continue  # a few elements of a matrix, whose other elements stay
         ranges = _are_ranges(scope, binding, places) and (in_forward or (made == "new" and _is_whole_axis(places)))
         padded = made == "new" and in_forward and _is_pad(scope, places)
-        if in_loop or _are_parts(scope, places) or ranges or padded:
+        elements = made == "new" and _are_elements(scope, places)
+        if in_loop or _are_parts(scope, places) or elements or ranges or padded:
             better = "put its parts together, by `torch.stack`, `torch.cat` or `F.pad`"
             yield Found(scope.function.statement(places[0]), f"`{name}` is written into slice by slice: {better}")
 
@@ -303,6 +304,19 @@ def _are_parts(scope: Scope, places: list[ast.Subscript]) -> bool:
         return len({scope.parent(_assignment(scope, place)) for place in places}) == 1  # not in different branches
     counts = [step for _, step in next(iter(phases))]
     return math.prod(counts) == len(phases) and phases == {*product(*([(i, n) for i in range(n)] for n in counts))}
+
+
+def _are_elements(scope: Scope, places: list[ast.Subscript]) -> bool:
+    """Whether it is ``y[:, 0, 0] = ...; y[:, 1, 0] = ...; y[:, :, 1] = ...``: by numbers, all along one axis."""
+    numbers = [_numbers(place) for place in places]
+    whole = all(
+        _is_all(item) or i in n for p, n in zip(places, numbers, strict=True) for i, item in enumerate(_items(p.slice))
+    )
+    axes = set.intersection(*(set(n) for n in numbers))
+    count = len({tuple(sorted(n.items())) for n in numbers})
+    same = len({len(_items(place.slice)) for place in places}) == 1
+    block = len({scope.parent(_assignment(scope, place)) for place in places}) == 1  # not in different branches
+    return whole and same and block and bool(axes) and count == len(places) > 1
 
 
 def _numbers(place: ast.Subscript) -> dict[int, int]:
