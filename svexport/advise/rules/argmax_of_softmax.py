@@ -12,20 +12,15 @@ from svexport.advise.shapes import shape
 
 __all__ = ["RULE"]
 
+_SHAPING = ("flatten", "permute", "contiguous", "squeeze")
+
 
 def find(scope: Scope) -> Iterator[Found]:
     for node in scope.function.all(ast.Call):
         call = scope.call(node)
         if call is None or not _is_argmax(scope, call):
             continue
-        made = call.input
-        if isinstance(made, ast.Name):
-            value = scope.value_of(made)
-            binding = scope.definition(made)
-            if value is made or binding is None or len(binding.uses) != 1:
-                continue
-            made = value
-        made, dim = _unshaped(scope, made, _dim(call))
+        made, dim = _unshaped(scope, call.input, _dim(call))
         inner = scope.call(made)
         if inner is None or inner.name not in ("softmax", "log_softmax", "sigmoid"):
             continue
@@ -57,23 +52,45 @@ def _is_argmax(scope: Scope, call: Call) -> bool:
 
 
 def _unshaped(scope: Scope, node: ast.expr, dim: int | None) -> tuple[ast.expr, int | None]:
-    """The tensor before flattens of axes behind ``dim``, permutes and slices, and the axis that ``dim`` is there."""
-    while dim is not None and isinstance(node, ast.Subscript):
-        items = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        taken = len(list(takewhile(lambda item: integer(item) is not None, items)))
-        if not all(isinstance(i, ast.Slice) or (isinstance(i, ast.Constant) and i.value is ...) for i in items[taken:]):
-            break
-        node, dim = node.value, dim + taken if dim >= 0 else dim
-    call = scope.call(node)
-    while call is not None and dim is not None and call.name in ("flatten", "permute", "contiguous"):
-        if call.name == "permute":
-            if call.dims is None or not -len(call.dims) <= dim < len(call.dims):
-                break
-            dim = call.dims[dim]
-        elif call.name == "flatten" and not 0 <= dim < (integer(call.get(0, "start_dim")) or 0):
-            break
-        node, call = call.input, scope.call(call.input)
-    return node, dim
+    """The tensor before slices, permutes and the like, through names used once; and the axis that ``dim`` is there.
+
+    The axis is None where it is not certain.
+    """
+    while True:
+        binding, call = scope.definition(node), scope.call(node)
+        value = scope.value_of(node)
+        if binding is not None and len(binding.uses) == 1 and value is not node:
+            node = value
+        elif isinstance(node, ast.Subscript):
+            items = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+            taken = len(list(takewhile(lambda item: integer(item) is not None, items)))
+            if not all(isinstance(i, ast.Slice) or _is_ellipsis(i) for i in items[taken:]):
+                return node, dim
+            node, dim = node.value, dim + taken if dim is not None and dim >= 0 else dim
+        elif call is not None and call.name in _SHAPING:
+            node, dim = call.input, _dim_before(call, dim)
+        else:
+            return node, dim
+
+
+def _is_ellipsis(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is ...
+
+
+def _dim_before(call: Call, dim: int | None) -> int | None:
+    """The axis of the input that is axis ``dim`` of the result of a call that moves or joins axes."""
+    if dim is None or call.name == "contiguous":
+        return dim
+    if call.name == "permute":
+        return call.dims[dim] if call.dims is not None and -len(call.dims) <= dim < len(call.dims) else None
+    if call.name == "flatten":
+        return dim if 0 <= dim < (integer(call.get(0, "start_dim")) or 0) else None
+    axis = integer(call.get(0, "dim"))  # of squeeze
+    if axis is None or ((axis < 0) != (dim < 0) and axis not in (0, -1)):
+        return None  # which of the two comes first follows from the rank
+    if (axis < 0) != (dim < 0):
+        return dim
+    return dim - (dim <= axis) if axis < 0 else dim + (dim >= axis)
 
 
 def _dim(call: Call) -> int | None:
