@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from svexport.advise.flow import Flow
 from svexport.advise.functions import File, Function, Reach
 from svexport.advise.kinds import Peers
 from svexport.advise.report import AdviseReport, Finding
@@ -191,9 +192,10 @@ def _analyse(source: Source, rules: list[Rule]) -> _Analysis:
     analysis = _Analysis(source)
     try:
         file = File(source)
-        scopes = _scopes(file)
+        flows: dict[Function, Flow] = {}
+        scopes = _scopes(file, flows)
         while _reach_given(scopes):
-            scopes = _scopes(file)  # fresh scopes, because kinds depend on which functions are reached
+            scopes = _scopes(file, flows)  # fresh scopes, because kinds depend on which functions are reached
         for function, scope in scopes.items():
             if function.reach is Reach.OTHER:
                 continue
@@ -209,9 +211,9 @@ def _analyse(source: Source, rules: list[Rule]) -> _Analysis:
     return analysis
 
 
-def _scopes(file: File) -> dict[Function, Scope]:
+def _scopes(file: File, flows: dict[Function, Flow]) -> dict[Function, Scope]:
     scopes: dict[Function, Scope] = {}
-    peers = Peers()
+    peers = Peers(flows)
     for function in file.functions:  # outer ones come first
         scopes[function] = Scope(function, scopes.get(function.parent) if function.parent else None)
         scopes[function].peers = peers

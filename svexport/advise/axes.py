@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from svexport.advise.kinds import Call, Kinds
+from svexport.advise.calls import Call
+from svexport.advise.kinds import Kinds
 
 __all__ = ["composed", "permutation", "permuted", "permuting"]
 
@@ -27,7 +28,7 @@ def permuted(scope: Kinds, node: ast.expr) -> Call | None:
     """``node`` as a permute, looking through a name that is used only here and through ``.contiguous()``."""
     binding = scope.definition(node)
     if binding is not None:
-        uses = [use for use in binding.uses if not _asks_for_type(scope, use)]
+        uses = [u for u in binding.uses if not _asks_for_type(scope, u) and not _is_instead(scope, u, node)]
         node = scope.value_of(node) if len(uses) == 1 else node
     call = scope.call(node)
     if call is not None and call.is_method and call.name == "contiguous":
@@ -39,6 +40,20 @@ def _asks_for_type(scope: Kinds, use: ast.Name) -> bool:
     """Whether a use is ``x.device`` or ``x.dtype``, which no permute changes."""
     parent = scope.file.parents[use]
     return isinstance(parent, ast.Attribute) and parent.attr in ("device", "dtype")
+
+
+def _is_instead(scope: Kinds, use: ast.AST, node: ast.AST) -> bool:
+    """Whether a use is in the other branch of a test than ``node``: ``F.relu(x) if self.relu else x``."""
+    branches = dict(_branches(scope, node))
+    return any(branches.get(parent, branch) != branch for parent, branch in _branches(scope, use))
+
+
+def _branches(scope: Kinds, node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
+    """The tests around a node, each with its branch that holds the node."""
+    for child, parent in scope.function.above(node):
+        if isinstance(parent, (ast.If, ast.IfExp)) and child is not parent.test:
+            body = parent.body if isinstance(parent.body, list) else [parent.body]
+            yield parent, "body" if child in body else "orelse"
 
 
 def permutation(call: Call, rank: int | None) -> tuple[int, ...] | None:

@@ -125,24 +125,22 @@ class Flow:
                 self._add(argument.arg, Binding(None), lambda_)
 
     def _bind_loop(self, loop: ast.For | ast.AsyncFor | ast.comprehension) -> None:
-        targets = loop.target.elts if isinstance(loop.target, (ast.Tuple, ast.List)) else []
-        function = self.function.file.qualified(loop.iter.func) if isinstance(loop.iter, ast.Call) else None
-        given = loop.iter.args if isinstance(loop.iter, ast.Call) else []
-        if function == "enumerate" and len(targets) == 2 and given:
-            self._bind(targets[0], Binding(None, statement=loop), loop)
-            inner = targets[1].elts if isinstance(targets[1], (ast.Tuple, ast.List)) else []
-            rows = given[0]
-            zipped = isinstance(rows, ast.Call) and self.function.file.qualified(rows.func) == "zip"
-            if zipped and len(inner) == len(rows.args):  # type: ignore[attr-defined]
-                for part, value in zip(inner, rows.args, strict=True):  # type: ignore[attr-defined]
-                    self._bind(part, Binding(value, True, None, loop), loop)
-            else:
-                self._bind(targets[1], Binding(rows, True, None, loop), loop)
-        elif function == "zip" and len(targets) == len(given):
-            for part, value in zip(targets, given, strict=True):
+        target, rows = loop.target, loop.iter
+        function, given = self._called(rows)
+        if function == "enumerate" and given and isinstance(target, (ast.Tuple, ast.List)) and len(target.elts) == 2:
+            self._bind(target.elts[0], Binding(None, statement=loop), loop)
+            target, rows = target.elts[1], given[0]
+            function, given = self._called(rows)
+        parts = target.elts if isinstance(target, (ast.Tuple, ast.List)) else []
+        if function in ("zip", "itertools.product") and parts and len(parts) == len(given):
+            for part, value in zip(parts, given, strict=True):
                 self._bind(part, Binding(value, True, None, loop), loop)
         else:
-            self._bind(loop.target, Binding(loop.iter, True, None, loop), loop)
+            self._bind(target, Binding(rows, True, None, loop), loop)
+
+    def _called(self, node: ast.expr) -> tuple[str | None, list[ast.expr]]:
+        """The function that an expression calls, and its arguments."""
+        return (self.function.file.qualified(node.func), node.args) if isinstance(node, ast.Call) else (None, [])
 
     def _block(self, body: Iterable[ast.stmt], reaching: Reaching) -> Reaching | None:
         """The bindings that reach the end of a block; None if control never does."""

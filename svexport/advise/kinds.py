@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 import enum
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 
 from svexport.advise.annotations import is_tensor_annotation, tensors_of_annotation
+from svexport.advise.calls import Call, argument, integer, parameter
 from svexport.advise.flow import Binding, Flow
 from svexport.advise.functions import File, Function, Reach, is_of_axes
 from svexport.advise.torch_names import (
@@ -19,13 +19,15 @@ from svexport.advise.torch_names import (
     MODULE_OUTPUT,
     REDUCTIONS,
     SEVERAL,
+    SOFTMAX_LAYERS,
     UNMISTAKABLE,
 )
 
-__all__ = ["Call", "Kind", "Kinds", "Peers", "argument", "integer"]
+__all__ = ["Kind", "Kinds", "Peers"]
 
 _PREFIXES = ("torch.nn.functional.", "torch.", "nn.functional.")
 _DEPTH = 60  # limit on nested expressions and on names defined by names
+_MOVED = ("to", "cuda", "cpu", "eval", "float", "half", "requires_grad_")  # methods of modules that return the module
 _SHAPING = UNMISTAKABLE | {"view", "reshape", "flatten", "transpose", "squeeze"}
 _STEPS = 20_000  # limit per function, so that no text takes long
 
@@ -39,45 +41,26 @@ class Kind(enum.Enum):
     SIZE = "one size of a tensor"
 
 
-@dataclass(frozen=True)
-class Call:
-    """A call of a torch function or of a tensor's method, in one form for both.
+class Peers(dict[Function, "Kinds"]):
+    """The functions of a file with the kinds of their expressions.
 
     Attributes:
-        name: the function or method: ``"sum"``, ``"linalg.inv"``.
-        input: the tensor it is called on.
-        arguments: the positional arguments after the input.
+        flows: the flow of each function, found once however often kinds are.
     """
 
-    node: ast.Call
-    name: str
-    input: ast.expr
-    arguments: tuple[ast.expr, ...]
-    is_method: bool
+    def __init__(self, flows: dict[Function, Flow]) -> None:
+        super().__init__()
+        self.flows = flows
 
     @cached_property
-    def keywords(self) -> dict[str | None, ast.expr]:
-        """Arguments by keyword; a ``**`` argument is under None."""
-        return {k.arg: k.value for k in self.node.keywords}
+    def _by_node(self) -> dict[ast.AST, Kinds]:
+        return {function.node: kinds for function, kinds in self.items()}
 
-    def get(self, position: int, *names: str) -> ast.expr | None:
-        """The argument at ``position`` after the input, or by one of ``names``."""
-        if len(self.arguments) > position:
-            return self.arguments[position]
-        return next((self.keywords[name] for name in names if name in self.keywords), None)
-
-    @cached_property
-    def dims(self) -> tuple[int, ...] | None:
-        """Its arguments if all are integers: ``permute(0, 2, 1)``, ``permute((0, 2, 1))``, ``transpose(1, 2)``."""
-        items = list(self.arguments) or [v for k, v in self.keywords.items() if k in ("dims", "dim0", "dim1", "dim")]
-        if len(items) == 1 and isinstance(items[0], (ast.Tuple, ast.List)):
-            items = items[0].elts
-        values = [integer(item) for item in items]
-        return tuple(v for v in values if v is not None) if items and None not in values else None
-
-
-class Peers(dict[Function, "Kinds"]):
-    """The functions of a file with the kinds of their expressions."""
+    def holding(self, node: ast.AST, parents: Mapping[ast.AST, ast.AST]) -> Kinds | None:
+        """The function that holds a node."""
+        while node in parents and node not in self._by_node:
+            node = parents[node]
+        return self._by_node.get(node)
 
     @cached_property
     def sites(self) -> dict[Function, list[tuple[Kinds, ast.Call]]]:
@@ -97,18 +80,22 @@ class Kinds:
     def __init__(self, function: Function, around: Kinds | None = None) -> None:
         self.function = function
         self.file: File = function.file
-        self.peers = Peers()
+        self.peers = Peers({})
         self._around = around
         self._known: dict[ast.AST | Binding, Kind | None] = {}
         self._open: set[Binding] = set()
         self._assumed: list[tuple[Binding, Kind | None]] = []
         self._returned: dict[int | None, Kind | None] = {}
+        self._shown: dict[Binding, bool] = {}
         self._steps = self._depth = 0
 
     @cached_property
     def flow(self) -> Flow:
         """The bindings that reach the function's names."""
-        return Flow(self.function)
+        flows = self.peers.flows
+        if self.function not in flows:
+            flows[self.function] = Flow(self.function)
+        return flows[self.function]
 
     @property
     def bindings(self) -> dict[str, list[Binding]]:
@@ -139,11 +126,12 @@ class Kinds:
             for prefix in _PREFIXES:
                 if name.startswith(prefix):
                     return self._function_call(node, name.removeprefix(prefix))
+        layer = self._layer(node.func)
+        if layer is not None:
+            plain = len(node.args) == 1 and not node.keywords
+            return Call(node, layer[0], node.args[0], layer[1], False) if plain else None
         if not isinstance(node.func, ast.Attribute):
             return None
-        layer = self._layer(name)
-        if layer is not None:
-            return Call(node, layer, node.args[0], (), False) if len(node.args) == 1 and not node.keywords else None
         root: ast.AST = node.func.value
         while isinstance(root, ast.Attribute):
             root = root.value
@@ -151,17 +139,27 @@ class Kinds:
             return None
         return Call(node, node.func.attr, node.func.value, tuple(node.args), True)
 
-    def _layer(self, name: str | None) -> str | None:
-        """The name of the elementwise function that a layer of ``self`` computes."""
-        if name is None or not name.startswith("self.") or self.function.owner is None:
-            return None
-        layers = self.function.owner.layers.get(name, [])
-        return ELEMENTWISE_LAYERS.get(layers[0]) if len(layers) == 1 else None
+    def _layer(self, layer: ast.expr) -> tuple[str, tuple[ast.expr, ...]] | None:
+        """The function that a layer without parameters computes, and its arguments after the input.
+
+        The layer is one of ``self``, or made where it is used: ``nn.Softmax(dim=1)(x)``.
+        """
+        name, owner = self.file.qualified(layer) or "", self.function.owner
+        if owner is not None and name.startswith("self.") and len(owner.layers.get(name, [])) == 1:
+            layer = owner.attributes.get(name.removeprefix("self."), layer)
+            made = owner.layers[name][0]
+        else:
+            made = (self.file.qualified(layer.func) or "") if isinstance(layer, ast.Call) else ""
+        if made in ELEMENTWISE_LAYERS:
+            return ELEMENTWISE_LAYERS[made], ()
+        if made in SOFTMAX_LAYERS and isinstance(layer, ast.Call):
+            dim = next((k.value for k in layer.keywords if k.arg == "dim"), layer.args[0] if layer.args else None)
+            return (SOFTMAX_LAYERS[made], (dim,)) if dim is not None else None
+        return None
 
     def _function_call(self, node: ast.Call, name: str) -> Call | None:
-        first = (
-            node.args[0] if node.args else next((k.value for k in node.keywords if k.arg in ("input", "tensors")), None)
-        )
+        given = (k.value for k in node.keywords if k.arg in ("input", "tensors", "end", "n"))
+        first = node.args[0] if node.args else next(given, None)
         if first is None or any(isinstance(a, ast.Starred) for a in node.args[:1]):
             return None
         return Call(node, name, first, tuple(node.args[1:]), False)
@@ -183,6 +181,13 @@ class Kinds:
                 return False
             around = around._around
         return True
+
+    def integer(self, node: ast.expr | None) -> int | None:
+        """The integer that an expression is: a literal, or a name for one, in this function or in the file."""
+        value = self.value_of(node) if node is not None else None
+        if isinstance(value, ast.Name) and self.is_of_file(value):
+            value = self.file.constants.get(value.id)
+        return integer(value)
 
     def binding_of(self, node: ast.AST) -> Binding | None:
         """The binding of ``node`` to one name, if ``node`` is the whole right side of an assignment."""
@@ -318,7 +323,7 @@ class Kinds:
         if not binding.item:
             return self.kind(binding.value)
         if binding.index is not None and isinstance(binding.value, ast.Call):
-            called = self._called(binding.value)
+            called = self.called(binding.value)
             kind = called.returned(binding.index) if called is not None else None
             if kind is not None:
                 return kind
@@ -349,11 +354,16 @@ class Kinds:
         name = parameter.arg
         if any(self._asks_for_type(call, name) for call in self.function.all(ast.Call)):
             return None
-        for use in binding.uses:
+        return Kind.TENSOR if self._is_used_as_tensor(binding) else self._kind_given(name)
+
+    def _is_used_as_tensor(self, binding: Binding) -> bool:
+        """Whether one of the uses of a parameter is such as only a tensor has."""
+        if binding not in self._shown:
+            self._shown[binding] = False  # ends the recursion of functions that call each other
             # A use that another binding may reach tells nothing of the parameter itself.
-            if self.is_only(use, binding) and self._shows_tensor(use):
-                return Kind.TENSOR
-        return self._kind_given(name)
+            only = (use for use in binding.uses if self.is_only(use, binding))
+            self._shown[binding] = any(self._shows_tensor(use) for use in only)
+        return self._shown[binding]
 
     def kind_of_parameter(self, name: str) -> Kind | None:
         """The kind of a parameter."""
@@ -371,10 +381,8 @@ class Kinds:
         if name in self.file.helpers and name not in self.bindings:
             return self.file.helpers[name]
         owner = self.function.owner
-        if owner is None:
-            return None
         attribute = "forward" if name == "self" else name.removeprefix("self.")
-        method = owner.method(attribute) if name == "self" or name.startswith("self.") else None
+        method = owner.method(attribute) if owner and (name == "self" or name.startswith("self.")) else None
         if method is not None:
             return method
         layer: ast.expr = call.func
@@ -386,16 +394,26 @@ class Kinds:
         (only,) = classes if len(classes) == 1 else (None,)
         return only.method(of_layer) if only is not None else None
 
-    def _called(self, call: ast.Call) -> Kinds | None:
+    def called(self, call: ast.Call) -> Kinds | None:
+        """The function of this file that a call runs, with its kinds."""
         target = self.target(call)
         return self.peers.get(target) if target is not None else None
 
     def layers(self, node: ast.AST) -> list[str]:
-        """The classes that a layer may be: ``self.conv``, ``self.layers[i]``, or the target of a loop over a list."""
-        owner = self.function.owner
+        """The classes that a layer may be: ``self.conv``, ``self.layers[i]``, or a name for one.
+
+        A name is one by the annotation of an argument, as the target of a loop over a list, or where it is made.
+        """
+        owner, binding = self.function.owner, self.definition(node)
+        if binding is not None and binding.parameter is not None:
+            name = self.file.qualified(binding.parameter.annotation) if binding.parameter.annotation else None
+            return [name] if name in self.file.classes and name else []
+        if isinstance(node, ast.Call):  # Model(), Model().cuda().eval()
+            moved = isinstance(node.func, ast.Attribute) and node.func.attr in _MOVED
+            name = self.file.qualified(node.func) or ""
+            return self.layers(node.func.value) if moved else [name] if name in self.file.classes else []  # type: ignore[attr-defined]
         if owner is None:
-            return []
-        binding = self.definition(node)
+            return self.layers(binding.value) if binding is not None and binding.value and not binding.item else []
         if binding is not None and binding.value is not None and (binding.index is None or not binding.item):
             names = self.layers(binding.value)
             return owner.items.get(self.file.qualified(binding.value) or "", []) if binding.item else names
@@ -452,13 +470,28 @@ class Kinds:
             return called and parent.attr in methods - {"type", "take"}
         if isinstance(parent, ast.Subscript) and parent.value is use:
             return in_forward and is_of_axes(parent.slice)
-        if not in_forward or not isinstance(parent, ast.Call) or parent.args[:1] != [use]:
+        if isinstance(parent, ast.BinOp) and isinstance(parent.op, ast.MatMult):
+            return in_forward
+        if not in_forward or not isinstance(parent, ast.Call):
+            return False
+        callee = self.called(parent)
+        if callee is not None:
+            return callee.takes_tensor(parent, use)
+        if parent.args[:1] != [use]:
             return False
         name = self.file.qualified(parent.func) or ""
         if self.layers(parent.func):
             return {*self.layers(parent.func)} <= MODULE_OUTPUT
         module, _, last = name.rpartition(".")
         return module in ("torch", "torch.nn.functional") and last in METHODS | LIKE_CREATORS
+
+    def takes_tensor(self, call: ast.Call, given: ast.expr) -> bool:
+        """Whether the function's parameter, for which ``call`` gives a value, is a tensor by annotation or uses."""
+        p = parameter(self.function, call, given)
+        if p is None or p.annotation is not None:
+            return p is not None and is_tensor_annotation(p.annotation, self.file.qualified)
+        asked = any(self._asks_for_type(call, p.arg) for call in self.function.all(ast.Call))
+        return not asked and self._is_used_as_tensor(self.flow.parameters[p.arg])
 
     def _kind_of_call(self, node: ast.Call) -> Kind | None:
         name = self.file.qualified(node.func) or ""
@@ -467,7 +500,7 @@ class Kinds:
         layers = {*self.layers(node.func)}
         if layers and layers <= MODULE_OUTPUT:
             return Kind.TENSOR
-        called = self._called(node)
+        called = self.called(node)
         if called is not None:
             return called.returned()
         if name == "len" and node.args and self.is_tensor(node.args[0]):
@@ -528,25 +561,3 @@ class Kinds:
         if kind is Kind.TENSORS:
             return Kind.TENSORS if isinstance(node.slice, ast.Slice) else Kind.TENSOR
         return kind if kind is Kind.TENSOR else None
-
-
-def argument(function: Function, call: ast.Call, name: str) -> ast.expr | None:
-    """The argument that a call gives for a parameter of ``function``; None if it is not written out."""
-    if any(k.arg == name for k in call.keywords):
-        return next(k.value for k in call.keywords if k.arg == name)
-    names = [p.arg for p in (*function.node.args.posonlyargs, *function.node.args.args)]
-    if function.owner is not None and names[:1] in (["self"], ["cls"]):
-        names = names[1:]
-    given = call.args[: names.index(name) + 1] if name in names else []
-    whole = name in names and len(given) > names.index(name) and not any(isinstance(a, ast.Starred) for a in given)
-    return given[-1] if whole else None
-
-
-def integer(node: ast.AST | None) -> int | None:
-    """The integer literal that ``node`` is, possibly negated; None if it is something else."""
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        value = integer(node.operand)
-        return None if value is None else -value
-    if isinstance(node, ast.Constant) and isinstance(node.value, int) and not isinstance(node.value, bool):
-        return node.value
-    return None

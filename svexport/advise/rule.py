@@ -42,6 +42,7 @@ class Scope(Kinds):
     Attributes:
         shapes: the shapes of values found so far, None while one is being found; ``svexport.advise.shapes`` fills it.
         assumed: ranks assumed while the shape of a value is being found.
+        told: the ranks that the uses of a value, and comments, tell of it; None also while that is being found.
     """
 
     def __init__(self, function: Function, around: Scope | None = None) -> None:
@@ -49,6 +50,12 @@ class Scope(Kinds):
         self.source: Source = function.file.source
         self.shapes: dict[Binding, Shape | None] = {}
         self.assumed: dict[Binding, set[int | None]] = {}
+        self.told: dict[Binding, int | None] = {}
+
+    def callee(self, node: ast.AST) -> Scope | None:
+        """The function, method or layer of the file that ``node`` calls; None if it calls none."""
+        found = self.called(node) if isinstance(node, ast.Call) else None
+        return found if isinstance(found, Scope) else None
 
     def parent(self, node: ast.AST) -> ast.AST:
         """The parent of a node in the syntax tree."""

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterable, Sequence
 
+from svexport.advise.axes import permutation
+from svexport.advise.calls import Call, argument, integer, parameter
 from svexport.advise.flow import Binding
-from svexport.advise.kinds import Call, Kind, integer
+from svexport.advise.indices import complete, indexed
+from svexport.advise.kinds import Kind
 from svexport.advise.rule import Scope, Shape
-from svexport.advise.torch_names import ARITHMETIC, CREATORS, LIKE_CREATORS, RANKS, REDUCTIONS, SAME_RANK, SAME_SHAPE
+from svexport.advise.torch_names import (
+    ARITHMETIC,
+    CREATORS,
+    KEEPING_RANK,
+    LIKE_CREATORS,
+    RANKS,
+    REDUCTIONS,
+    SAME_RANK,
+    SAME_SHAPE,
+)
+from svexport.advise.written import written_rank
 
-__all__ = ["is_one_wide", "is_whole", "shape"]
+__all__ = ["shape", "unpacked"]
 
-_DEPTH = 12  # limit on nested expressions and on names that stand for them
+_DEPTH = 40  # limit on nested expressions and on names that stand for them
 
 
 _UNKNOWN = Shape()
@@ -38,7 +50,7 @@ def shape(scope: Scope, node: ast.AST, depth: int = 0) -> Shape:
     if isinstance(node, ast.Attribute):
         return _of_attribute(scope, node, depth)
     if isinstance(node, ast.Subscript):
-        return _of_item(node.slice, shape(scope, node.value, depth))
+        return indexed(node.slice, shape(scope, node.value, depth))
     if isinstance(node, ast.BinOp):
         if isinstance(node.op, ast.MatMult):
             return _of_product(shape(scope, node.left, depth), shape(scope, node.right, depth))
@@ -98,10 +110,37 @@ def _of_binding(scope: Scope, binding: Binding, depth: int) -> Shape:
         known = shape(scope, binding.value, depth)
     elif isinstance(binding.value, ast.Call) and binding.index is not None:
         known = _of_part(scope, binding.value, depth)
-    if known.rank is None:
-        told = _told_rank(scope, binding, depth)
-        known = Shape.of(known.ones, told) if told is not None else known
-    return known
+    told = _told_rank(scope, binding, depth) if known.rank is None else None
+    if binding.parameter is None:
+        return Shape.of(known.ones, told) if told is not None else known
+    try:
+        given = _given(scope, binding.parameter.arg, depth)
+    except _OpenError:
+        if told is None:
+            raise
+        given = _UNKNOWN
+    if given.rank is None:
+        return Shape.of(given.ones, told)
+    return given if told in (None, given.rank) else Shape(rank=told)
+
+
+def _given(scope: Scope, parameter: str, depth: int) -> Shape:
+    """The shape of the argument that all callers in this file give for a parameter."""
+    found = []
+    for peer, call in scope.peers.sites.get(scope.function, []):
+        given = argument(scope.function, call, parameter)
+        if given is None or not isinstance(peer, Scope):
+            return _UNKNOWN
+        try:
+            found.append(shape(peer, given, depth))
+        except _OpenError:
+            continue  # this caller passes on what it was given itself
+    if scope.peers.sites.get(scope.function) and not found:
+        raise _OpenError
+    ranks = {one.rank for one in found}
+    if len(ranks) != 1:
+        return _UNKNOWN
+    return Shape(frozenset.intersection(*(one.ones for one in found)), ranks.pop())
 
 
 def _of_part(scope: Scope, node: ast.Call, depth: int) -> Shape:
@@ -117,11 +156,12 @@ def _told_rank(scope: Scope, binding: Binding, depth: int) -> int | None:
     """The rank of a value, judged by its uses or by a comment or docstring about it."""
     if depth > _DEPTH:
         return None
-    for use in binding.uses:
-        rank = _rank_by_use(scope, use, depth + 1)
-        if rank is not None and not _asks_for_rank(scope, use):
-            return rank
-    return _written_rank(scope, binding)
+    if binding not in scope.told:
+        scope.told[binding] = None
+        ranks = (_rank_by_use(scope, use, depth + 1) for use in binding.uses if not _asks_for_rank(scope, use))
+        known = next((rank for rank in ranks if rank is not None), None)
+        scope.told[binding] = written_rank(scope, binding) if known is None else known
+    return scope.told[binding]
 
 
 def _rank_by_use(scope: Scope, use: ast.Name, depth: int) -> int | None:
@@ -136,7 +176,7 @@ def _rank_by_use(scope: Scope, use: ast.Name, depth: int) -> int | None:
             return len(target.elts) if known else None  # type: ignore[attr-defined]
         call = scope.call(whole) if isinstance(whole, ast.Call) and whole.func is parent else None
     elif isinstance(parent, ast.Subscript) and parent.value is use:
-        return _complete(parent.slice)
+        return complete(parent.slice)
     else:
         call = scope.call(parent)
         if isinstance(parent, ast.Call) and parent.args[:1] == [use]:
@@ -145,6 +185,10 @@ def _rank_by_use(scope: Scope, use: ast.Name, depth: int) -> int | None:
                 return rank
             if scope.layers(parent.func) and all(name in SAME_RANK for name in scope.layers(parent.func)):
                 return _rank_later(scope, parent, depth)
+        if isinstance(parent, ast.Call) and use in parent.args:
+            taken = _rank_taken(scope, parent, use, depth)
+            if taken is not None:
+                return taken
     if call is None or call.input is not use:
         return None
     if call.name == "permute":
@@ -154,6 +198,13 @@ def _rank_by_use(scope: Scope, use: ast.Name, depth: int) -> int | None:
     if call.name in ("bmm", "baddbmm"):
         return 3
     return _rank_later(scope, call.node, depth) if call.name in SAME_SHAPE else None
+
+
+def _rank_taken(scope: Scope, call: ast.Call, use: ast.Name, depth: int) -> int | None:
+    """The rank told of the parameter that ``use`` is given for, in a function, method or layer of the file."""
+    callee = scope.callee(call)
+    taken = parameter(callee.function, call, use) if callee is not None else None
+    return _told_rank(callee, callee.flow.parameters[taken.arg], depth) if callee and taken else None
 
 
 def _rank_later(scope: Scope, node: ast.Call, depth: int) -> int | None:
@@ -177,47 +228,14 @@ def _asks_for_rank(scope: Scope, use: ast.AST) -> bool:
     return False
 
 
-def _written_rank(scope: Scope, binding: Binding) -> int | None:
-    """The rank that a trailing comment or the docstring gives: ``# (B, C, H, W)``, ``x: (B, N, C)``."""
-    if binding.parameter is not None:
-        text = f"{ast.get_docstring(scope.function.node) or ''}\n{_first_comments(scope)}"
-        found = re.search(rf"\b{re.escape(binding.parameter.arg)}\b[^\n(\[]{{0,24}}([(\[][^\n]*)", text)
-        return _axes_of(found[1]) if found else None
-    statement = binding.statement
-    if not isinstance(statement, (ast.Assign, ast.AnnAssign)) or len(scope.flow.bound_by(statement)) != 1:
-        return None
-    comment = scope.source.comment(statement.end_lineno or 0)
-    found = re.match(r"#+\s*(?:\w+\s*[:=]\s*|->\s*)?([(\[].*)", comment)
-    return _axes_of(found[1]) if found else None
-
-
-def _first_comments(scope: Scope) -> str:
-    """The comments from the head of a function up to its first statement after the docstring."""
-    body = scope.function.node.body
-    lines = range(scope.function.node.lineno, body[0].lineno)
-    if len(body) > 1 and ast.get_docstring(scope.function.node) is not None:
-        lines = range(scope.function.node.lineno, body[1].lineno)
-    return "\n".join(scope.source.comment(line) for line in lines)
-
-
-def _axes_of(text: str) -> int | None:
-    """The number of axes in a text such as ``(B, C, H, W)``; fewer than three count only in capitals: ``(N,)``."""
-    found = re.match(r"[(\[]([\w\s*/+.,-]*)[)\]]", text)
-    axes = [axis.strip() for axis in found[1].split(",")] if found else []
-    if len(axes) == 2 and not axes[1]:
-        return 1 if axes[0].isidentifier() and axes[0][:1].isupper() else None
-    named = all(axis and not axis.startswith(".") and not axis.replace(".", "").isdigit() for axis in axes[:1])
-    plain = named and all(re.fullmatch(r"[A-Za-z_]\w*(\s*[*/+-]\s*\w+)*|\d+", axis) for axis in axes)
-    capitals = axes and all(axis[:1].isupper() or axis.isdigit() for axis in axes)
-    return len(axes) if plain and (capitals or len(axes) > 2) and len(axes) > 1 else None
-
-
 def _of_attribute(scope: Scope, node: ast.Attribute, depth: int) -> Shape:
     owner = scope.function.owner
     name = scope.file.qualified(node) or ""
     if owner is not None and name.startswith("self."):
-        if name.count(".") == 1:
-            return _of_creation(scope, owner.buffers.get(node.attr))
+        made = owner.buffers.get(node.attr)
+        if name.count(".") == 1 and made is not None:
+            holder = scope.peers.holding(made, scope.file.parents)
+            return shape(holder, made, depth) if isinstance(holder, Scope) else _UNKNOWN
         if node.attr == "weight" and {"torch.nn.Embedding", "torch.nn.Linear"} & {*scope.layers(node.value)}:
             return Shape(rank=2)
     if node.attr in ("T", "mT", "data"):
@@ -241,88 +259,39 @@ def _sized(scope: Scope, sizes: Sequence[ast.expr]) -> Shape:
     """The shape given by sizes: ``1, n, 1``, ``(1, n, 1)``, ``x.shape[:2] + (3, 3)`` or ``*x.shape[:2], 3, 3``."""
     if len(sizes) == 1 and isinstance(sizes[0], ast.BinOp) and isinstance(sizes[0].op, ast.Add):
         sizes = [*(_front(scope, sizes[0].left)), *(_front(scope, sizes[0].right))]
-    sizes = [size for s in sizes for size in (_front(scope, s.value) if isinstance(s, ast.Starred) else [s])]
+    sizes = unpacked(scope, sizes)
     if len(sizes) >= 1 and isinstance(sizes[0], (ast.Tuple, ast.List)):
         sizes = sizes[0].elts
     elif len(sizes) == 1 and integer(sizes[0]) is None:
         return _UNKNOWN  # the argument may be one size or a tuple of sizes
-    if not sizes or any(isinstance(size, ast.Starred) for size in sizes):
-        return _UNKNOWN
+    counted = next((i for i, size in enumerate(sizes) if isinstance(size, ast.Starred)), len(sizes))
+    if not sizes or counted < len(sizes):
+        return Shape(frozenset(i for i, size in enumerate(sizes[:counted]) if integer(size) == 1))
     return Shape(frozenset(i for i, size in enumerate(sizes) if integer(size) == 1), len(sizes))
+
+
+def unpacked(scope: Scope, sizes: Iterable[ast.expr]) -> list[ast.expr]:
+    """Sizes with those behind stars written out where they can be counted: ``1, *x.shape[-2:]``."""
+    return [size for s in sizes for size in (_front(scope, s.value) if isinstance(s, ast.Starred) else [s])]
 
 
 def _front(scope: Scope, sizes: ast.expr) -> list[ast.expr]:
     """Sizes that are written out, or one per axis of ``x.shape[:2]``; one starred expression if uncountable."""
+    owner = scope.function.owner
+    if owner is not None and isinstance(sizes, ast.Attribute) and (scope.file.qualified(sizes) or "")[:5] == "self.":
+        sizes = owner.default(sizes.attr) or sizes
     if isinstance(sizes, (ast.Tuple, ast.List)):
         return sizes.elts
     taken = sizes.slice if isinstance(sizes, ast.Subscript) and scope.kind(sizes.value) is Kind.SHAPE else None
-    count = integer(taken.upper) if isinstance(taken, ast.Slice) and taken.lower is None else None
-    if not isinstance(sizes, ast.Subscript) or count is None or count < 0:
+    if not isinstance(sizes, ast.Subscript) or not isinstance(taken, ast.Slice) or taken.step is not None:
         return [ast.Starred(sizes)]
-    return [ast.Subscript(sizes.value, ast.Constant(i)) for i in range(count)]
-
-
-def _complete(index: ast.expr) -> int | None:
-    """The rank that an index implies: an index that ends in ``:`` names every axis; None for any other."""
-    items = index.elts if isinstance(index, ast.Tuple) else [index]
-    axes = [item for item in items if not (isinstance(item, ast.Constant) and item.value is None)]
-    if any(isinstance(item, ast.Constant) and item.value is Ellipsis for item in items) or len(items) < 2:
-        return None
-    return len(axes) if is_whole(items[-1]) else None
-
-
-def _of_item(index: ast.expr, base: Shape) -> Shape:
-    """The shape of the part that ``index`` takes out of a tensor of shape ``base``."""
-    items = index.elts if isinstance(index, ast.Tuple) else [index]
-    rank = base.rank if base.rank is not None else _complete(index)
-    taking = [item for item in items if not (isinstance(item, ast.Constant) and item.value in (None, Ellipsis))]
-    if any(not isinstance(item, (ast.Slice, ast.List)) and integer(item) is None for item in taking):
-        return _UNKNOWN  # a mask or a tensor of indices
-    if rank is not None and rank < len(taking):
-        return _UNKNOWN
-    ones: set[int] = set()
-    front = at = 0  # the next axis of the result, and of the tensor
-    behind = False
-    taken = sum(integer(item) is not None for item in taking)
-    for i, item in enumerate(items):
-        if isinstance(item, ast.Constant) and item.value is Ellipsis:
-            behind = True
-            if rank is not None:
-                kept = rank - len(taking)
-                ones |= {front + k for k in range(kept) if at + k in base.ones or at + k - rank in base.ones}
-                front, at = front + kept, at + kept
-            continue
-        if isinstance(item, ast.Constant) and item.value is None:
-            ones.add(front if rank is not None or not behind else i - len(items))
-            front += 1
-        elif integer(item) is not None:
-            at += 1
-            if rank is None and behind:
-                ones = {axis for axis in ones if axis >= 0}
-        else:
-            stays = at in base.ones and (rank is not None or not behind)
-            if (is_whole(item) and stays) or is_one_wide(item):
-                ones.add(front if rank is not None or not behind else i - len(items))
-            front, at = front + 1, at + 1
-    if rank is None:
-        integers_after = any(integer(item) is not None for item in items)
-        return Shape(frozenset(ones)) if not integers_after else _UNKNOWN
-    ones |= {front + k for k in range(rank - at) if at + k in base.ones or at + k - rank in base.ones}
-    new = sum(isinstance(item, ast.Constant) and item.value is None for item in items)
-    return Shape.of(ones, rank - taken + new)
-
-
-def is_one_wide(item: ast.expr) -> bool:
-    """Whether it is a slice of one element: ``:1``, ``2:3``."""
-    if not isinstance(item, ast.Slice) or item.step is not None:
-        return False
-    lower, upper = 0 if item.lower is None else integer(item.lower), integer(item.upper)
-    return lower is not None and lower >= 0 and upper == lower + 1
-
-
-def is_whole(item: ast.AST) -> bool:
-    """Whether it is ``:``."""
-    return isinstance(item, ast.Slice) and item.lower is None and item.upper is None and item.step is None
+    lower, upper = integer(taken.lower), integer(taken.upper)
+    axes = range(0)
+    if taken.lower is None and upper is not None:
+        axes = range(upper)
+    elif taken.upper is None and lower is not None:
+        axes = range(lower, 0)
+    return [ast.Subscript(sizes.value, ast.Constant(i)) for i in axes] or [ast.Starred(sizes)]
 
 
 def _of_product(left: Shape, right: Shape) -> Shape:
@@ -348,13 +317,20 @@ def _broadcast(scope: Scope, operands: Iterable[ast.expr], depth: int) -> Shape:
 
 
 def _is_scalar(scope: Scope, node: ast.expr) -> bool:
+    """Whether an operand is a Python number."""
+    node = scope.value_of(node)
     if isinstance(node, ast.Constant) or scope.kind(node) is Kind.SIZE:
         return True
     if isinstance(node, ast.UnaryOp):
         return _is_scalar(scope, node.operand)
     if isinstance(node, ast.BinOp):
         return _is_scalar(scope, node.left) and _is_scalar(scope, node.right)
-    return (scope.file.qualified(node.func) or "").startswith("math.") if isinstance(node, ast.Call) else False
+    if isinstance(node, ast.Call):
+        name = scope.file.qualified(node.func) or ""
+        return name.startswith("math.") or name in ("int", "float", "len")
+    owner = scope.function.owner
+    own = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+    return own and owner is not None and owner.is_number(node.attr)  # type: ignore[attr-defined]
 
 
 def _of_call(scope: Scope, node: ast.Call, depth: int) -> Shape:
@@ -362,12 +338,15 @@ def _of_call(scope: Scope, node: ast.Call, depth: int) -> Shape:
     if layers:
         ranks = {RANKS.get(name) for name in layers}
         if len(ranks) == 1 and None not in ranks:
+            rank = ranks.pop()
             given = shape(scope, node.args[0], depth).ones if node.args else frozenset()
-            return Shape(_ones_of_layer(scope, node, layers, given), ranks.pop())
+            return Shape(_ones_of_layer(scope, node, layers, Shape.of(given, rank).ones), rank)
         if node.args and all(name in SAME_RANK for name in layers):
             before = shape(scope, node.args[0], depth)
+            if layers != ["torch.nn.Linear"]:
+                return before
             last = {-1, before.rank - 1 if before.rank is not None else -1}
-            return Shape(before.ones - last if layers == ["torch.nn.Linear"] else before.ones, before.rank)
+            return Shape.of((before.ones - last) | ({-1} if _gives_one(scope, node) else set()), before.rank)
         return _of_returned(scope, node, depth)
     if scope.target(node) is not None:
         return _of_returned(scope, node, depth)
@@ -376,7 +355,12 @@ def _of_call(scope: Scope, node: ast.Call, depth: int) -> Shape:
     if call is None or made is not _UNKNOWN:
         return made
     if not call.is_method and f"torch.nn.functional.{call.name}" in RANKS:
-        return Shape(rank=RANKS[f"torch.nn.functional.{call.name}"])
+        rank = RANKS[f"torch.nn.functional.{call.name}"]
+        ones = {*Shape.of(shape(scope, call.input, depth).ones, rank).ones} & ({0} if "conv" in call.name else {0, 1})
+        ones |= {2, 3} if call.name.startswith("adaptive") and _is_of_ones(call.get(0, "output_size")) else set()
+        weight = call.get(0, "weight") if call.name == "conv2d" else None
+        ones |= {1} if weight is not None and 0 in shape(scope, weight, depth).ones else set()
+        return Shape(frozenset(ones), rank)
     if call.name == "unsqueeze":
         return _unsqueezed(shape(scope, call.input, depth), integer(call.get(0, "dim")))
     if call.is_method and call.name in ("view", "reshape", "new_zeros", "new_ones", "new_empty"):
@@ -390,6 +374,20 @@ def _of_call(scope: Scope, node: ast.Call, depth: int) -> Shape:
     if call.name in ARITHMETIC:
         return _broadcast(scope, (call.input, *call.arguments), depth)
     return _of_other(scope, call, depth)
+
+
+def _gives_one(scope: Scope, node: ast.Call) -> bool:
+    """Whether the ``nn.Linear`` of ``self``, or the last one of an ``nn.Sequential``, has one output."""
+    owner = scope.function.owner
+    name = (scope.file.qualified(node.func) or "").removeprefix("self.")
+    made: ast.expr | None = owner.attributes.get(name) if owner is not None else None
+    while isinstance(made, ast.Call):
+        last = (scope.file.qualified(made.func) or "").rpartition(".")[2]
+        if last == "Linear":
+            outputs = made.args[1] if len(made.args) > 1 else None
+            return integer(next((k.value for k in made.keywords if k.arg == "out_features"), outputs)) == 1
+        made = made.args[-1] if last == "Sequential" and made.args else None
+    return False
 
 
 def _ones_of_layer(scope: Scope, node: ast.Call, layers: list[str], ones: frozenset[int]) -> frozenset[int]:
@@ -413,14 +411,19 @@ def _ones_left(scope: Scope, made: ast.expr, ones: frozenset[int], depth: int = 
             ones = _ones_left(scope, part, ones, depth + 1)
         return ones
     if last in ("AdaptiveAvgPool2d", "AdaptiveMaxPool2d"):
-        size = made.args[0] if len(made.args) == 1 else None
-        sizes = size.elts if isinstance(size, ast.Tuple) else [size]
-        return (ones & {1}) | ({2, 3} if all(integer(one) == 1 for one in sizes) else set())
+        pooled = len(made.args) == 1 and _is_of_ones(made.args[0])
+        return (ones & {1}) | ({2, 3} if pooled else set())
     if last.startswith("Conv"):
         channels = made.args[1] if len(made.args) > 1 else None
         channels = next((k.value for k in made.keywords if k.arg == "out_channels"), channels)
         return (ones & {2, 3, 4}) | ({1} if integer(channels) == 1 else set())  # a convolution keeps 1 pixel 1 pixel
     return frozenset() if name == "torch.nn.Linear" else ones & {1, 2, 3, 4}
+
+
+def _is_of_ones(size: ast.expr | None) -> bool:
+    """Whether a size is 1 along every axis: ``1``, ``(1, 1)``."""
+    sizes = size.elts if isinstance(size, (ast.Tuple, ast.List)) else [size]
+    return all(integer(one) == 1 for one in sizes)
 
 
 def _enlarges(name: str) -> bool:
@@ -447,19 +450,18 @@ def _of_other(scope: Scope, call: Call, depth: int) -> Shape:
         told = (
             len(call.dims) if call.name == "permute" and call.dims is not None and len(call.dims) > 1 else before.rank
         )
-        return Shape(rank=told)
+        order, ones = permutation(call, told), Shape.of(before.ones, told).ones
+        return Shape(frozenset(i for i, axis in enumerate(order or ()) if axis in ones), told)
     rank = before.rank
-    if call.name == "flatten" and rank is not None:
-        first, last = (
-            integer(call.get(0, "start_dim") or ast.Constant(0)),
-            integer(call.get(1, "end_dim") or ast.Constant(-1)),
-        )
-        joined = (last % rank) - (first % rank) if first is not None and last is not None else None
-        return Shape(rank=rank - joined) if joined is not None else _UNKNOWN
+    if call.name in KEEPING_RANK:
+        whole = {0, 1} if call.name in ("interpolate", "grid_sample") else set()
+        return Shape(frozenset(Shape.of(before.ones, rank).ones & whole), rank)
+    if call.name == "flatten":
+        return _flattened(before, integer(call.get(0, "start_dim")) or 0, call.get(1, "end_dim"))
     if call.name == "squeeze":
         axis = integer(call.get(0, "dim"))
         return Shape(rank=rank - 1) if rank is not None and axis is not None else _UNKNOWN
-    if call.name in REDUCTIONS | {"max", "min"}:
+    if call.name.removeprefix("linalg.") in REDUCTIONS | {"max", "min"}:
         return _reduced(before, call)
     return _UNKNOWN
 
@@ -498,15 +500,26 @@ def _appended(scope: Scope, node: ast.expr) -> list[ast.expr]:
 
 def _of_returned(scope: Scope, node: ast.Call, depth: int) -> Shape:
     """The shape that a function, method or layer of the file returns."""
-    target = scope.target(node)
-    callee = scope.peers.get(target) if target is not None else None
-    returned = [r.value for r in target.all(ast.Return)] if target is not None else []
-    if not isinstance(callee, Scope) or not returned or any(value is None for value in returned):
+    callee = scope.callee(node)
+    returned = [r.value for r in callee.function.all(ast.Return)] if callee is not None else []
+    if callee is None or not returned or any(value is None for value in returned):
         return _UNKNOWN
     known = [shape(callee, value, depth) for value in returned if value is not None]
     ranks = {one.rank for one in known}
     rank = ranks.pop() if len(ranks) == 1 else None
     return Shape.of(frozenset.intersection(*(one.ones for one in known)), rank)
+
+
+def _flattened(before: Shape, first: int, end: ast.expr | None) -> Shape:
+    last, rank = -1 if end is None else integer(end), before.rank
+    if last is None:
+        return _UNKNOWN
+    if rank is None:  # of the first axes, behind which there are others
+        return Shape(frozenset(axis for axis in before.ones if axis < 0)) if first == 0 < last else _UNKNOWN
+    first, last = first % rank, last % rank
+    joined = {first} if {*range(first, last + 1)} <= before.ones else set()
+    kept = {a if a < first else a - (last - first) for a in before.ones if a < first or a > last}
+    return Shape.of(joined | kept, rank - (last - first))
 
 
 def _unsqueezed(before: Shape, axis: int | None) -> Shape:
@@ -516,13 +529,16 @@ def _unsqueezed(before: Shape, axis: int | None) -> Shape:
         rank = before.rank + 1
         at = axis % rank if -rank <= axis < rank else 0
         return Shape.of({a + (a >= at) for a in Shape.of(before.ones, before.rank).ones} | {at}, rank)
-    # Without the rank, only axes counted from the same end as the new one, and nearer to that end, keep their number.
-    kept = {a for a in before.ones if (a >= 0) == (axis >= 0) and (a < axis if axis >= 0 else a > axis)}
-    return Shape(frozenset({axis, *kept}))
+    # Without the rank, only axes counted from the same end as the new one are known behind it.
+    if axis >= 0:
+        return Shape(frozenset({axis, *(a + (a >= axis) for a in before.ones if a >= 0)}))
+    return Shape(frozenset({axis, *(a - (a <= axis) for a in before.ones if a < 0)}))
 
 
 def _reduced(before: Shape, call: Call) -> Shape:
     node = call.get(0, "dim", "axis")
+    if node is None and not call.keywords:
+        return Shape(rank=0)
     items = node.elts if isinstance(node, (ast.Tuple, ast.List)) else [node]
     dims = [integer(item) for item in items]
     if before.rank is None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 
-from svexport.advise.kinds import Kind, integer
+from svexport.advise.calls import integer
+from svexport.advise.kinds import Kind
 from svexport.advise.rule import Scope
 
 __all__ = ["is_first_size"]

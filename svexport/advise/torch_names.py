@@ -10,6 +10,7 @@ __all__ = [
     "DATA_CLASSES",
     "ELEMENTWISE_LAYERS",
     "FUNCTIONS",
+    "KEEPING_RANK",
     "LABELS",
     "LIKE_CREATORS",
     "METHODS",
@@ -21,6 +22,7 @@ __all__ = [
     "SAME_RANK",
     "SAME_SHAPE",
     "SEVERAL",
+    "SOFTMAX_LAYERS",
     "TRACING",
     "TRAINING_CLASSES",
     "UNMISTAKABLE",
@@ -33,9 +35,9 @@ def _set(text: str) -> frozenset[str]:
 
 # Elementwise functions of one tensor.
 ACTIVATIONS = _set(
-    "abs acos acosh asin asinh atan atanh ceil celu cos cosh elu erf erfc exp exp2 expm1 floor gelu hardsigmoid "
-    "hardswish hardtanh leaky_relu log log10 log1p log2 logsigmoid mish neg reciprocal relu relu6 round rsqrt "
-    "selu sigmoid sign silu sin sinh softplus softsign sqrt square tan tanh trunc"
+    "abs acos acosh asin asinh atan atanh ceil celu cos cosh deg2rad elu erf erfc exp exp2 expm1 floor gelu "
+    "hardsigmoid hardswish hardtanh leaky_relu log log10 log1p log2 logsigmoid mish neg rad2deg reciprocal relu "
+    "relu6 round rsqrt selu sigmoid sign silu sin sinh softplus softsign sqrt square tan tanh trunc"
 )
 # Elementwise functions of several tensors, which broadcast.
 ARITHMETIC = _set(
@@ -143,13 +145,20 @@ SAME_SHAPE = ACTIVATIONS | _set(
     "rand_like randn_like batch_norm group_norm fill_ mul_ add_ sub_ div_"
 )
 
+# Functions and methods that keep the rank of their input, but not its sizes.
+KEEPING_RANK = _set(
+    "interpolate pad grid_sample linear gather index_select narrow repeat_interleave scatter scatter_add index_add "
+    "take_along_dim tile pixel_shuffle pixel_unshuffle"
+)
 # Layers without parameters, and the functions that they compute.
 ELEMENTWISE_LAYERS = {
     f"torch.nn.{name}": name.lower() for name in ("Sigmoid", "Tanh", "ReLU", "GELU", "SiLU", "Mish", "ReLU6")
 }
+# Those that take an axis where they are made.
+SOFTMAX_LAYERS = {"torch.nn.Softmax": "softmax", "torch.nn.LogSoftmax": "log_softmax"}
 # Suffixes of the names of classes that derive from torch.nn.Module.
 MODULE_BASES = ("Module", "PreTrainedModel", "LightningModule", "PretrainedModel")
-TRAINING_CLASSES = ("Loss", "Criterion", "HungarianMatcher", "Assigner", "Trainer", "Optimizer", "Evaluator", "Metric")
+TRAINING_CLASSES = ("Loss", "Criterion", "HungarianMatcher", "Assigner", "Trainer", "Optimizer", "Evaluator")
 DATA_CLASSES = ("Dataset", "DataLoader", "Collator", "Tokenizer", "ImageProcessor", "Augment")
 LABELS = ("labels", "label", "targets", "target", "gt", "gts", "annotations")
 # Names that code tests to learn whether a tracer or compiler runs it.

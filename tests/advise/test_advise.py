@@ -315,7 +315,7 @@ def test_slices_that_are_found_but_not_fixed(model, lines):
         forward("return (x.unsqueeze(-1) * y.unsqueeze(-2)).sum(-1)", parameters="self, x, y"),
         forward("x = x.clamp(min=1e-5, max=1 - 1e-5)", "return torch.log(x / (1 - x))"),
         forward("y = torch.log(x / (1 - x))", "return y.masked_fill(x > 1, 0)"),
-        forward("y = torch.zeros_like(x)", "y[:, 0] = x", "z = y[:, 0]", "y[:, 1] = z", "return y"),
+        forward("y = torch.zeros_like(x)", "y[:, 0] = x", "z = y[:, 2]", "y[:, 1] = z", "return y"),
         forward("p = x.softmax(-1)", "return p, p.argmax(-1)"),
         forward("return x.softmax(1).argmax(-1)"),
         forward("return self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)"),

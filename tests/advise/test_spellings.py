@@ -7,17 +7,24 @@ import pytest
 from svexport.advise import advise
 
 HEAD = """import torch
+import numpy as np
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+TABLE = np.array([[1.0, 2.0], [3.0, 4.0]])
 
 
 def helper(x) -> Tensor:
     return x
 
 
+X, Y, W = range(3)
+
+
 class Model(nn.Module):
-    def __init__(self):
+    def __init__(self, fold=8, ratio=0.5):
         super().__init__()
+        self.fold, self.ratio = fold, ratio
         self.conv = nn.Conv2d(3, 8, 1)
         self.range = [-51.2, -51.2, 51.2, 51.2]
         self.q, self.k = nn.Linear(8, 8), nn.Linear(8, 8)
@@ -25,6 +32,20 @@ class Model(nn.Module):
         self.token = nn.Parameter(torch.zeros(1, 1, 8))
         self.pool = nn.Sequential(nn.AdaptiveAvgPool2d((1, 1)), nn.Conv2d(3, 8, 1))
         self.up = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Upsample(2), nn.Conv2d(3, 8, 1))
+        self.sizes = (3, 1)
+        self.soft, self.hard = nn.Softmax(dim=1), nn.LogSoftmax(-1)
+        self.one = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
+        self.a, self.b = (nn.Sequential(nn.Linear(8, 8)) for _ in range(2))
+        self.c, self.d = (build() for _ in range(2))
+        self.tracks = {}
+        kernel = torch.rand(3, 3)
+        self.register_buffer("kernel", (kernel / kernel.sum())[None, None])
+
+    def keep(self, row):
+        self.tracks[len(self.tracks)] = row
+
+    def turn(self, z):
+        return z.permute(1, 0)
 """
 
 
@@ -154,6 +175,62 @@ def codes(lines, folder, parameters="x: Tensor, y: Tensor, p"):
         ("z = torch.zeros(*x.shape[:2], 3, 3); return (z[:, :, None] * y.view(2, 2, 4, 1, 3)).sum(-1)", "SVX301"),
         ("i = x.topk(2).indices; return torch.stack([a[b] for a, b in zip(y, i)])", "SVX102"),
         ("# x: (B, N, C), y: (K,); return (x.unsqueeze(-1) * torch.stack((y, y))[None, None]).sum(2)", "SVX301"),
+        ("b, c = x.shape; return x.softmax(-1).argmax(1)", "SVX304"),
+        ("return x * y[..., None].permute(0, 2, 1).repeat(1, 4, 1)", "SVX201"),
+        ("z = y.unsqueeze(1).repeat(1, 4); return x * z[..., None]", "SVX201"),
+        ("z = y.view(2, 3, 1, 5).repeat(1, 1, 4, 1); return (x * z).sum(1) / z.sum(1).clamp(min=1)", "SVX201"),
+        ("z = x.mean(1, keepdim=True) / y.view(-1, 1, 1); return x - z.repeat(1, 5, 1)", "SVX201"),
+        ("return x[..., [X, Y]] * 2", "SVX204"),
+        ("return int(x.shape[1] / self.fold)", "SVX103"),
+        ("n = len(p); z = p @ self.token; return n", "SVX103"),
+        ("n = len(p); return self.turn(p), n", "SVX103"),
+        ("y = x.permute(0, 2, 1); return F.relu(y) if p else y", "SVX205"),
+        ("z = x.new_zeros(4, 3, 2); for i in range(3):;     z[:, i, 0] = x;     z[:, i, 1] = y; return z", "SVX105"),
+        ("z = torch.zeros(1, 5, 4).to(x.device, x.dtype); z[0, 0] = y; z[0, 1:] = x; return z", "SVX105"),
+        ("z = torch.zeros_like(x); z[:, 1:-1, 1:-1] = y; return z", "SVX105"),
+        ("z = x.new_zeros(4, 9); z[:, 2:5] = y; z[:, 5:] = z[:, 3:4] * 2; return z", "SVX105"),
+        ("z = torch.zeros_like(x); z[:, 0] = x; a = z[:, 0]; z[:, 1] = a; return z", "SVX105"),
+        ("for i in range(x.shape[0]): p.append(self.conv(x[i : i + 1])); return p", "SVX102"),
+        ("a = x.clamp(min=0); b = (1 - x).clamp(min=0); return torch.log(a / b)", "SVX303"),
+        ("z = y.unsqueeze(-1).repeat(1, 1, 8); return x * z.to(x.dtype)", "SVX201"),
+        ("return x.sigmoid().flatten(1).amax(-1) > 0.5", "SVX302"),
+        ("return torch.max(x.sigmoid(), 1)[0] > 0.5, x.sigmoid().min(1).values < 0.5", "SVX302"),
+        ("return torch.linspace(start=0, end=1, steps=5).to(x.device)", "SVX202"),
+        ("return x * y.unsqueeze(-1).unsqueeze(-1).repeat(1, 1, 8, 8)", "SVX201"),
+        ("return x * self.pool(p).repeat(1, 1, *x.shape[-2:])", "SVX201"),
+        ("return x * F.conv2d(p, self.kernel).repeat(1, 8, 1, 1)", "SVX201"),
+        ("return x * torch.from_numpy(TABLE).to(x)", "SVX106"),
+        ("z = self.b(p); return len(z)", "SVX103"),
+        ("return x * self.conv(y[..., -1:]).repeat(1, 1, 1, 8)", "SVX201"),
+        ("return x - self.conv(y[..., -1:].flatten(0, 1)[..., None]).repeat(1, 1, 4, 8)", "SVX201"),
+        ("a, b, *_ = self.range; c, d, e, f, g, h = self.range; return torch.arange(c, d, device=x.device)", "SVX106"),
+        ("return x.softmax(1)[0].argmax(0)", "SVX304"),
+        ("return x.softmax(-1)[..., :-1].argmax(-1)", "SVX304"),
+        ("return self.soft(x).argmax(1)", "SVX304"),
+        ("z = x.softmax(1); return torch.topk(z[:, 1:], k=2, dim=1).indices", "SVX304"),
+        ("return x.sigmoid().squeeze(-1).argsort(1), x.softmax(-1)", "SVX304"),
+        ("return x.softmax(-2).squeeze(-1).argmax(-1), x.softmax(2).squeeze(0).argmax(1)", "SVX304"),
+        ("z = x.new_zeros(4, 2, 2); z[:, 0, 0], z[:, 1, 0] = x, y; z[:, :, 1] = y; return z", "SVX105"),
+        ("return x * p.view(2, 1, *self.range[:3]).repeat(1, 8, 1, 1, 1)", "SVX201"),
+        ("return x * p.view(2, *self.sizes).repeat(1, 1, 3)", "SVX201"),
+        ("return self.hard(x).argmax(-1), nn.Softmax(0)(x).argmax(0)", "SVX304"),
+        ("return nn.Sigmoid()(x) > 0.5", "SVX302"),
+        ("return torch.zeros(2, *x.shape[1:]).type_as(y)", "SVX202"),
+        ("return x * self.one(p).repeat(1, 1, 8)", "SVX201"),
+        ("return x * F.interpolate(p.reshape(1, 4, 4, 8).permute(0, 3, 1, 2), p).repeat(9, 1, 1, 1)", "SVX201"),
+        (
+            "b, c = x.shape; for i in range(b):;     keep = y[i].topk(2).indices;     p.append(x[i, keep].relu()); "
+            "return p",
+            "SVX102",
+        ),
+        ("return x.permute(0, 2, 1).contiguous().gt(0.5)", "SVX205"),
+        ("return x * x.new_tensor([[a, b] for a in (-1, 1) for b in range(2)])", "SVX106"),
+        ("b, c = x.shape; d, e = y.shape; z = x[:, None] * y[None]; return z.sum(-1), z.device", "SVX301"),
+        (
+            "s = (slice(0, 2), slice(2, None)); z = x.new_zeros(4, 4); "
+            "for i, (a, b) in enumerate(itertools.product(s, s)):;     z[a, b] = i; return z",
+            "SVX105",
+        ),
     ],
 )
 def test_found(tmp_path, habit, code):
@@ -232,239 +309,53 @@ def test_found(tmp_path, habit, code):
         "i = x > 0; return torch.cat([a[b] for a, b in zip(y, i)])",
         "return len(self.token), [x * torch.relu(row) for row in self.token]",
         "z = []; for i in p:;     z.append(x.view(1, -1, 4)); z = torch.cat(z, 0); return y + z.repeat(3, 1, 1)",
+        "b, c, d = x.shape; return x.softmax(-1).argmax(1)",
+        "return x * y[..., None].permute(2, 0, 1).repeat(1, 4, 1)",
+        "z = y.unsqueeze(1).repeat(1, 4); return x * z[..., 0]",
+        "z = y.view(2, 3, 1, 5).repeat(1, 1, 4, 1); return (x * z).sum(1) / z.sum(2).clamp(min=1)",
+        "z = x.mean(1, keepdim=True) / y.view(-1, 2, 1); return x - z.repeat(1, 5, 1)",
+        "return x[..., [Y, X]] * 2, x[..., [X, p]]",
+        "return int(x.shape[1] / self.ratio)",
+        "n = len(p); return n",
+        "n = len(p); return self.keep(p), n",
+        "y = x.permute(0, 2, 1); return F.relu(y), y",
+        "z = torch.zeros(2, 5, 4); z[0, 0] = y; z[0, 1:] = x; return z",
+        "z = torch.zeros_like(x); z[:, 1::2] = y; return z",
+        "z = x.new_zeros(4, 9); z[:, 2:5] = y; z[:, 5:] = z[:, 4:6] * 2; return z",
+        "for i in range(x.shape[0]): p.append(self.conv(x[i : i + 2])); return p",
+        "for row in x.unbind(0): self.keep(row); return p",
+        "a = x.clamp(min=p); b = (1 - x).clamp(min=p); return torch.log(a / b)",
+        "a = x.clamp(min=0); b = (1 - y).clamp(min=0); return torch.log(a / b)",
+        "return x.sigmoid().sum(-1) > 0.5, x.sigmoid().max(-1) > 0.5",
+        "return x * y.unsqueeze(-1).unsqueeze(-1).repeat(1, 4, 1, 1)",
+        "return x * self.pool(p).repeat(*x.shape[:2], 1, 1)",
+        "return x * F.conv2d(p, self.kernel.transpose(0, 2)).repeat(1, 8, 1, 1)",
+        "TABLE = p; return x * torch.from_numpy(TABLE).to(x)",
+        "z = self.d(p); return len(z)",
+        "return x * self.conv(y[..., -2:]).repeat(1, 1, 1, 8)",
+        "return x - self.conv(y[..., -1:].flatten(1, 2)[..., None]).repeat(1, 1, 4, 8)",
+        "a, b = p.shape[:2]; return torch.arange(a, b, device=x.device)",
+        "return x * self.one(p).repeat(1, 8, 1)",
+        "z = x.new_zeros(4, 2, 2); z[:, 0, p], z[:, 1, 0] = x, y; z[:, :, 1] = y; return z",
+        "return x * p.view(2, *self.sizes).repeat(1, 3, 1)",
+        "z = x.softmax(1); return torch.topk(z[:, 1:], k=2, dim=1).indices, z",
+        "return x.softmax(-1).squeeze(-1).argmax(-1), x.softmax(1).squeeze(0).argmax(1)",
+        "return x.softmax(1).squeeze(-2).argmax(1), x.softmax(-1).squeeze(1).argmax(-1)",
+        "return self.soft(x).argmax(-1), self.hard(x).argmax(1), nn.Softmax(0)(x).argmax(1)",
+        "return x * F.interpolate(p.reshape(1, 4, 1, 8).permute(0, 3, 1, 2), p).repeat(1, 1, 1, 9)",
+        "b, c = x.shape; for i in range(b):;     keep = y[i];     p.append(x[i, keep].relu()); return p",
+        "y = x.permute(0, 2, 1).contiguous(); return y.gt(0.5), y",
+        "return x * x.new_tensor([[a, p] for a in (-1, 1)]), x * x.new_tensor([a for a in p])",
+        "return x * x.new_tensor([a for a in (1, 2) if a > p])",
+        "b, c = x.shape; d, e = y.shape; z = x[:, None] * y[None]; return z.sum(-1), z",
+        "s = (p, slice(2, None)); z = x.new_zeros(4, 4); "
+        "for i, (a, b) in enumerate(itertools.product(s, s)):;     z[a, b] = i; return z",
+        "return x.softmax(1)[0].argmax(1), x.softmax(0)[0].argmax(0), x.softmax(1)[y > 0].argmax(0)",
     ],
 )
 def test_not_found(tmp_path, text):
     assert codes(text, tmp_path) == []
 
 
-def test_a_function_that_views_takes_tensors(tmp_path):
-    """Sizes and views of its arguments tell, where no annotation does; numpy has neither in this form."""
-    path = tmp_path / "helpers.py"
-    for line, found in (("x.view(2, -1)", ["SVX206"]), ("x.size(1)", ["SVX206"]), ("x.view(int)", []), ("x.size", [])):
-        path.write_text(
-            f"import torch\n\n\ndef f(x):\n    y = {line}\n    return y, g(x).permute(0, 2, 1).permute(0, 2, 1)\n"
-        )
-        assert [f.code for f in advise([path]).findings] == found, line
-
-
 def test_a_loop_is_reported_once(tmp_path):
     assert codes("return [int(torch.relu(row).sum()) for row in x]", tmp_path) == ["SVX101"]
-
-
-@pytest.mark.parametrize(
-    ("head", "found"),
-    [
-        ("@torch.no_grad()\ndef f(net, batches):", ["SVX304", "SVX101"]),
-        ("@torch.inference_mode\ndef f(net, batches):", ["SVX304", "SVX101"]),
-        ("def f(net, batches: list[torch.Tensor]):", ["SVX304", "SVX101"]),
-        ("@torch.enable_grad()\ndef f(net, batches):", []),
-        ("@torch.no_grad()\ndef train(net, batches):", []),
-    ],
-)
-def test_functions_without_gradients_take_tensors(tmp_path, head, found):
-    path = tmp_path / "metrics.py"
-    body = "    for x in batches:\n        best = net(x).softmax(1).argmax(1)\n        yield best.sum().item()\n"
-    path.write_text(f"import torch\n\n\n{head}\n{body}")
-    assert [f.code for f in advise([path]).findings] == found
-
-
-@pytest.mark.parametrize(("axis", "found"), [("dim=-1", ["SVX101"]), ("axis=-1", []), ('dim="time"', [])])
-def test_reductions_along_a_dim_are_of_tensors(tmp_path, axis, found):
-    """Numpy's along an axis, and those of other libraries along a name, are not."""
-    path = tmp_path / "metrics.py"
-    body = f"    d = (a[0] - b).norm({axis})\n    return [float(d[i]) for i in range(3)]\n"
-    path.write_text(f"import torch\n\n\n@torch.no_grad()\ndef f(a, b):\n{body}")
-    assert [f.code for f in advise([path]).findings] == found
-
-
-@pytest.mark.parametrize(
-    ("name", "line", "found"),
-    [
-        ("start", "return torch.zeros(3, 2).type_as(y)", ["SVX202"]),
-        ("init_state", "return torch.zeros(3, 2).type_as(y)", ["SVX202"]),
-        ("init_weights", "return torch.zeros(3, 2).type_as(self.weight)", []),
-        ("train_step", "return torch.zeros(3, 2).type_as(y)", []),
-    ],
-)
-def test_methods_that_a_forward_gives_tensors_are_reached(tmp_path, name, line, found):
-    path = tmp_path / "model.py"
-    given = "y" if "y)" in line else "n"
-    path.write_text(
-        f"import torch\n\n\nclass Cell(torch.nn.Module):\n    def {name}(self, {given}):\n        {line}\n\n\n"
-        "class Model(torch.nn.Module):\n    def __init__(self):\n        self.cell = Cell()\n\n"
-        f"    def forward(self, x: torch.Tensor, n):\n        return self.cell.{name}({'x' if given == 'y' else 'n'})\n"
-    )
-    assert [f.code for f in advise([path]).findings] == found
-
-
-@pytest.mark.parametrize(
-    ("loop", "values", "found"),
-    [
-        ("for x in loader", ".tolist()", []),
-        ("for x, y in zip(loader, paths)", ".tolist()", []),
-        ("for x in loader", ".sum().item()", ["SVX101"]),  # which a sum on the device does without
-        ("for x in range(8)", ".tolist()", ["SVX101"]),
-    ],
-)
-def test_lists_of_a_batch_are_taken_batch_by_batch(tmp_path, loop, values, found):
-    path = tmp_path / "metrics.py"
-    body = f"    {loop}:\n        yield net(x).argmax(dim=1){values}\n"
-    path.write_text(f"import torch\n\n\n@torch.no_grad()\ndef f(net, loader, paths):\n{body}")
-    assert [f.code for f in advise([path]).findings] == found
-
-
-@pytest.mark.parametrize(
-    ("made", "found"),
-    [("net(x)", ["SVX101"]), ("net(x).cpu()", []), ("net(x).detach().cpu().numpy()", []), ("np.load(x)", [])],
-)
-def test_values_on_the_host_are_not_waited_for(tmp_path, made, found):
-    path = tmp_path / "metrics.py"
-    body = f"    y = {made}\n    return [y[i].item() for i in range(8)]\n"
-    path.write_text(f"import numpy as np\nimport torch\n\n\n@torch.no_grad()\ndef f(net, x):\n{body}")
-    assert [f.code for f in advise([path]).findings] == found
-
-
-def test_what_a_module_returns_it_returns_to_itself(tmp_path):
-    path = tmp_path / "model.py"
-    forward = "    def forward(self, x):\n        return x.relu()\n\n"
-    body = "        for row in self(x):\n            yield row.mean().item()\n"
-    head = "    @torch.no_grad()\n    def each(self, x):\n"
-    path.write_text(f"import torch\n\n\nclass Model(torch.nn.Module):\n{forward}{head}{body}")
-    assert [f.code for f in advise([path]).findings] == ["SVX101"]
-
-
-@pytest.mark.parametrize(("call", "found"), [("self(x)", ["SVX304"]), ("self.forward(x)", ["SVX304"]), ("x", [])])
-def test_a_method_that_runs_the_forward_takes_tensors(tmp_path, call, found):
-    path = tmp_path / "model.py"
-    method = f"    def read(self, x):\n        y = {call}\n        return torch.softmax(y, 1).argmax(1)\n"
-    path.write_text(f"import torch\n\n\nclass Model(torch.nn.Module):\n{method}")
-    assert [f.code for f in advise([path]).findings] == found
-
-
-@pytest.mark.parametrize(("name", "found"), [("initial", ["SVX304"]), ("init_weights", []), ("initialize", [])])
-def test_names_of_set_up_are_whole_words(tmp_path, name, found):
-    path = tmp_path / "model.py"
-    method = f"    def {name}(self, x: torch.Tensor):\n        return torch.softmax(x, 1).argmax(1)\n"
-    path.write_text(f"import torch\n\n\nclass Model(torch.nn.Module):\n{method}")
-    assert [f.code for f in advise([path]).findings] == found
-
-
-FILE = """import torch
-from torch import nn, Tensor
-
-LIMITS = [0.0, 1.0]
-
-
-{helper}
-
-
-class Inner(nn.Module):
-    MEAN = (0.5, 0.25)
-
-    def __init__(self, bins, sizes=(1.0, 2.0)):
-        super().__init__()
-        self.sizes = sizes
-        self.bins, self.count = bins, 2 * bins
-
-    def grow(self):
-        self.count += 1
-
-    def forward(self, y):
-        return {inner}, 3
-
-
-class Model(nn.Module):
-    def __init__(self, layer):
-        super().__init__()
-        self.inner = Inner()
-        self.other = layer
-
-    def image(self, x):
-        return x.float().permute(0, 3, 1, 2)
-
-    def forward(self, x: Tensor, p):
-        {lines}
-"""
-
-
-@pytest.mark.parametrize(
-    ("helper", "inner", "lines", "found"),
-    [
-        # An argument is what the callers in the file give, where all give the same.
-        ("def f(p):\n    return len(p)", "y", "return f(x)", ["SVX103"]),
-        ("def f(p):\n    return len(p)", "y", "return f(p)", []),
-        ("def f(p):\n    return len(p)", "y", "return f(x), f([x])", []),
-        ("def f(p):\n    return (p / (1 - p)).log()", "y", "return f(p)", ["SVX303"]),
-        ("def f_loss(p):\n    return len(p)", "y", "return f_loss(x)", []),
-        # What functions, methods and layers of the file return.
-        ("def f(p):\n    return p, p.sigmoid()", "y", "_, z = f(x)\n        return len(z)", ["SVX103"]),
-        ("def f(p):\n    return p, [1]", "y", "_, z = f(x)\n        return len(z)", []),
-        ("def f(p):\n    if p is None:\n        return None\n    return p + 1", "y", "return len(f(x))", []),
-        ("", "y.sigmoid()", "z, _ = self.inner(p)\n        return len(z)", ["SVX103"]),
-        ("", "y.sigmoid()", "_, z = self.inner(p)\n        return len(z)", []),
-        ("", "len(y)", "return self.inner(x)", ["SVX103"]),
-        ("", "len(y)", "return self.inner(p)", []),
-        # Constants are what the file, or the default of an argument, says.
-        ("", "y * torch.tensor(self.sizes)", "return x", ["SVX106"]),
-        ("", "y * torch.linspace(0, self.bins - 1, self.bins, device=y.device)", "return x", ["SVX106"]),
-        ("", "y * torch.tensor(self.count)", "return x", []),
-        ("", "y", "return x * torch.tensor(LIMITS)", ["SVX106"]),
-        ("", "y", "LIMITS = p\n        return x * torch.tensor(LIMITS)", []),
-        ("def f(p: Tensor):\n    return p * torch.tensor([1.0, 2.0])", "y", "return f(x)", ["SVX106"]),
-        ("def f(p: Tensor):\n    return p * torch.arange(8)", "y", "return f(x)", []),
-        ("def f(p):\n    return p.view(1, -1)", "y", "return x * f(p).repeat(3, 1)", ["SVX201"]),
-        ("def f(p):\n    return p.view(2, -1)", "y", "return x * f(p).repeat(3, 1)", []),
-        ("", "y * torch.tensor(self.MEAN)", "return x", ["SVX106"]),
-        # What a forward gives is taken apart along axes: a tensor.
-        ("def f(p):\n    return p[..., [0, 1]] * 2", "y", "return f(p)", ["SVX204"]),
-        ("def f(p):\n    return p[0] * 2, [0, 1]", "y", "return f(p)", []),
-        # The order of axes is told by what makes the tensor.
-        ("", "y", "return torch.conv2d(self.image(x).contiguous(), p)", ["SVX207"]),
-        ("", "y", "return torch.conv2d(self.other(x).contiguous(), p)", []),
-    ],
-)
-def test_what_other_functions_tell(tmp_path, helper, inner, lines, found):
-    path = tmp_path / "model.py"
-    path.write_text(FILE.format(helper=helper, inner=inner, lines=lines))
-    report = advise([path])
-    assert not report.unread
-    assert [f.code for f in report.findings] == found
-
-
-BASE = """import torch
-from torch import nn, Tensor
-
-
-class Base{bases}:
-    def __init__(self, anchors: Tensor, dim=8):
-        super().__init__()
-        self.conv = nn.Conv2d(3, dim, 1)
-        self.anchors = anchors
-
-    def decode(self, x):
-        return {decode}
-
-
-class Head(Base):
-    def forward(self, x):
-        return {head}
-"""
-
-
-@pytest.mark.parametrize("bases", ["(nn.Module)", ""])
-@pytest.mark.parametrize(
-    ("decode", "head", "found"),
-    [
-        ("torch.cat((x, x), 1).nonzero()", "self.decode(x)", ["SVX104"]),
-        ("torch.cat((x, x), 1).nonzero()", "x", []),
-        ("x", "len(self.conv(x)[0])", ["SVX103"]),
-        ("x", "len(self.lin(x)[0])", []),
-        ("x", "len(self.anchors)", ["SVX103"]),
-        ("len(x)", "self.decode(self.conv(x))", ["SVX103"]),
-    ],
-)
-def test_what_a_base_has_its_heirs_have(tmp_path, bases, decode, head, found):
-    path = tmp_path / "model.py"
-    path.write_text(BASE.format(bases=bases, decode=decode, head=head))
-    assert [f.code for f in advise([path]).findings] == found

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from itertools import takewhile
 
-from svexport.advise.kinds import Call, integer
+from svexport.advise.calls import Call, integer
 from svexport.advise.rule import Found, Rule, Scope
+from svexport.advise.shapes import shape
 
 __all__ = ["RULE"]
+
+_SHAPING = ("flatten", "permute", "contiguous", "squeeze")
 
 
 def find(scope: Scope) -> Iterator[Found]:
@@ -16,20 +20,21 @@ def find(scope: Scope) -> Iterator[Found]:
         call = scope.call(node)
         if call is None or not _is_argmax(scope, call):
             continue
-        made = call.input
-        if isinstance(made, ast.Name):
-            value = scope.value_of(made)
-            binding = scope.definition(made)
-            if value is made or binding is None or len(binding.uses) != 1:
-                continue
-            made = value
-        made, dim = _unshaped(scope, made, _dim(call))
+        made, dim = _unshaped(scope, call.input, _dim(call))
         inner = scope.call(made)
         if inner is None or inner.name not in ("softmax", "log_softmax", "sigmoid"):
             continue
-        if inner.name != "sigmoid" and (dim is None or integer(inner.get(0, "dim", "axis")) != dim):
+        if inner.name != "sigmoid" and not _is_axis(scope, inner, dim):
             continue
         yield Found(node, f"`{inner.name}` keeps the order: take `{call.name}` of its argument")
+
+
+def _is_axis(scope: Scope, call: Call, dim: int | None) -> bool:
+    """Whether ``call`` is along the axis ``dim``, counted from the same end or from the other."""
+    own = integer(call.get(0, "dim", "axis"))
+    if own is None or dim is None or own == dim:
+        return own is not None and own == dim
+    return abs(own - dim) == shape(scope, call.input).rank and (own < 0) != (dim < 0)
 
 
 def _is_argmax(scope: Scope, call: Call) -> bool:
@@ -47,17 +52,45 @@ def _is_argmax(scope: Scope, call: Call) -> bool:
 
 
 def _unshaped(scope: Scope, node: ast.expr, dim: int | None) -> tuple[ast.expr, int | None]:
-    """The tensor before flattens of axes behind ``dim`` and before permutes, and the axis that ``dim`` is there."""
-    call = scope.call(node)
-    while call is not None and dim is not None and call.name in ("flatten", "permute", "contiguous"):
-        if call.name == "permute":
-            if call.dims is None or not -len(call.dims) <= dim < len(call.dims):
-                break
-            dim = call.dims[dim]
-        elif call.name == "flatten" and not 0 <= dim < (integer(call.get(0, "start_dim")) or 0):
-            break
-        node, call = call.input, scope.call(call.input)
-    return node, dim
+    """The tensor before slices, permutes and the like, through names used once; and the axis that ``dim`` is there.
+
+    The axis is None where it is not certain.
+    """
+    while True:
+        binding, call = scope.definition(node), scope.call(node)
+        value = scope.value_of(node)
+        if binding is not None and len(binding.uses) == 1 and value is not node:
+            node = value
+        elif isinstance(node, ast.Subscript):
+            items = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+            taken = len(list(takewhile(lambda item: integer(item) is not None, items)))
+            if not all(isinstance(i, ast.Slice) or _is_ellipsis(i) for i in items[taken:]):
+                return node, dim
+            node, dim = node.value, dim + taken if dim is not None and dim >= 0 else dim
+        elif call is not None and call.name in _SHAPING:
+            node, dim = call.input, _dim_before(call, dim)
+        else:
+            return node, dim
+
+
+def _is_ellipsis(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is ...
+
+
+def _dim_before(call: Call, dim: int | None) -> int | None:
+    """The axis of the input that is axis ``dim`` of the result of a call that moves or joins axes."""
+    if dim is None or call.name == "contiguous":
+        return dim
+    if call.name == "permute":
+        return call.dims[dim] if call.dims is not None and -len(call.dims) <= dim < len(call.dims) else None
+    if call.name == "flatten":
+        return dim if 0 <= dim < (integer(call.get(0, "start_dim")) or 0) else None
+    axis = integer(call.get(0, "dim"))  # of squeeze
+    if axis is None or ((axis < 0) != (dim < 0) and axis not in (0, -1)):
+        return None  # which of the two comes first follows from the rank
+    if (axis < 0) != (dim < 0):
+        return dim
+    return dim - (dim <= axis) if axis < 0 else dim + (dim >= axis)
 
 
 def _dim(call: Call) -> int | None:

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from svexport.advise.axes import composed, permutation, permuted, permuting
-from svexport.advise.kinds import Call
+from svexport.advise.calls import Call
 from svexport.advise.rule import Found, Rule, Scope
 from svexport.advise.source import Edit
 

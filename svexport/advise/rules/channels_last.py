@@ -38,8 +38,7 @@ def _is_to_front(scope: Kinds, node: ast.expr, depth: int = 0) -> bool:
         return _is_to_front(scope, moved.input, depth)  # a cast keeps the order in memory
     if moved is not None and moved.name in ("movedim", "moveaxis"):
         return moved.dims in ((-1, 1), (3, 1))
-    target = scope.target(node) if isinstance(node, ast.Call) else None
-    made = scope.peers.get(target) if target is not None else None
+    made = scope.called(node) if isinstance(node, ast.Call) else None
     if made is not None and depth < _DEPTH:
         returned = [n.value for n in made.function.all(ast.Return)]
         return bool(returned) and all(r is not None and _is_to_front(made, r, depth + 1) for r in returned)

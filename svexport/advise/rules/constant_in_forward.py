@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from svexport.advise.calls import integer
 from svexport.advise.functions import Reach
-from svexport.advise.kinds import integer
 from svexport.advise.rule import Found, Rule, Scope
 
 __all__ = ["RULE"]
@@ -69,6 +69,8 @@ def _is_constant(scope: Scope, node: ast.expr, counted: bool = False) -> bool:
     """Whether a value is the same in every forward; with ``counted``, also through the function's own names."""
     if isinstance(node, (ast.Tuple, ast.List)):
         return bool(node.elts) and all(_is_constant(scope, item, counted) for item in node.elts)
+    if isinstance(node, ast.ListComp):
+        return _is_constant_list(scope, node, counted)
     if isinstance(node, ast.Subscript):
         bounds = [node.slice.lower, node.slice.upper] if isinstance(node.slice, ast.Slice) else [node.slice]
         return _is_constant(scope, node.value, counted) and all(b is None or integer(b) is not None for b in bounds)
@@ -87,13 +89,31 @@ def _is_constant(scope: Scope, node: ast.expr, counted: bool = False) -> bool:
         settled = owner is not None and node.attr in owner.settled - owner.tensors - owner.buffers.keys()
         return settled or (owner is not None and isinstance(owner.default(node.attr), (ast.List, ast.Tuple)))
     if isinstance(node, ast.Name):
-        value = scope.value_of(node)
+        binding, value = scope.definition(node), scope.value_of(node)
+        if counted and binding is not None and binding.item and binding.index is not None:  # h, w = self.size
+            return isinstance(binding.value, ast.Attribute) and _is_constant(scope, binding.value)
         if value is not node and (counted or isinstance(value, ast.Attribute)):
             return not isinstance(value, (ast.List, ast.Tuple)) and _is_constant(scope, value, counted)
-        return isinstance(scope.file.constants.get(node.id), (ast.List, ast.Tuple)) and scope.is_of_file(node)
+        told = scope.file.constants.get(node.id) if scope.is_of_file(node) else None
+        return told is not None and _is_constant(scope, told, counted)
     if isinstance(node, ast.Attribute):
         return scope.file.qualified(node) in _NUMBERS
     return isinstance(node, ast.Constant) and isinstance(node.value, (int, float, complex))
+
+
+def _is_constant_list(scope: Scope, node: ast.ListComp, counted: bool) -> bool:
+    """Whether it is ``[[x, y] for x in (-1, 1) for y in (-1, 1)]``: numbers, and what counts through them."""
+    counting = {n.id for loop in node.generators for n in ast.walk(loop.target) if isinstance(n, ast.Name)}
+    given = [loop.iter for loop in node.generators]
+    numbers = [a for g in given for a in (g.args if isinstance(g, ast.Call) else [g])]
+    known = not any(loop.ifs for loop in node.generators)
+    known &= all(not isinstance(g, ast.Call) or scope.file.qualified(g.func) == "range" for g in given)
+    plain = (ast.Tuple, ast.List, ast.Name, ast.Constant, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.Load)
+    inside = list(ast.walk(node.elt))
+    simple = all(isinstance(n, plain) for n in inside) and all(
+        n.id in counting for n in inside if isinstance(n, ast.Name)
+    )
+    return known and simple and all(_is_constant(scope, n, counted) for n in numbers)
 
 
 RULE = Rule(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from svexport.advise.kinds import Call, Kind, integer
+from svexport.advise.calls import Call, integer
+from svexport.advise.kinds import Kind
 from svexport.advise.rule import Found, Rule, Scope
 from svexport.advise.source import Edit
 from svexport.advise.torch_names import CREATORS, LIKE_CREATORS, NEW_CREATORS
@@ -14,6 +15,7 @@ __all__ = ["RULE"]
 
 _CASTS = ("float", "half", "double", "long", "int", "bool")
 _PARTS = ("dtype", "device")
+_COUNTS = ("start", "end", "step", "steps", "n")
 
 
 def find(scope: Scope) -> Iterator[Found]:
@@ -53,8 +55,6 @@ def _creation(scope: Scope, node: ast.expr) -> Call | None:
     call = scope.call(node)
     if call is None or any(k not in _PARTS for k in call.keywords):
         return None
-    if any(isinstance(a, ast.Starred) for a in call.node.args):
-        return None
     if call.is_method:
         return call if call.name in NEW_CREATORS else None
     return call if call.name in CREATORS | LIKE_CREATORS else None
@@ -64,7 +64,7 @@ def _counted(scope: Scope, node: ast.expr) -> Call | None:
     """``node`` as a call if it is ``torch.arange(n)``, ``torch.linspace(0, 1, n)`` or ``torch.eye(n)``."""
     call = scope.call(node)
     known = call is not None and not call.is_method and call.name in ("arange", "linspace", "logspace", "eye")
-    return call if known and all(k in _PARTS for k in call.keywords) else None  # type: ignore[union-attr]
+    return call if known and all(k in _PARTS + _COUNTS for k in call.keywords) else None  # type: ignore[union-attr]
 
 
 def _cast(scope: Scope, node: ast.AST) -> Call | None:
@@ -144,7 +144,8 @@ def _moved(scope: Scope, call: Call) -> Iterator[Found]:
     comma = "" if scope.source.text[:inner].rstrip().endswith(",") else ", "
     text = f"{comma}device={scope.text(device)})"
     whole = scope.source.text[inner:end]
-    same = made.name in CREATORS or all(integer(a) is not None or scope.kind(a) is Kind.SIZE for a in made.node.args)
+    given = [*made.node.args, *(v for k, v in made.keywords.items() if k in _COUNTS)]
+    same = made.name in CREATORS or all(integer(a) is not None or scope.kind(a) is Kind.SIZE for a in given)
     plain = "\n" not in whole and "#" not in whole and not whole.startswith("))")
     edits = (Edit(inner, end, text),) if same and plain else ()
     message = f"`torch.{made.name}` on the CPU is copied to the device, which waits: `device={scope.text(device)}`"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from svexport.advise.calls import integer
 from svexport.advise.functions import Reach
-from svexport.advise.kinds import Kind, integer
+from svexport.advise.kinds import Kind
 from svexport.advise.rule import Found, Rule, Scope
 
 __all__ = ["RULE"]
@@ -35,7 +36,7 @@ def _int(scope: Scope, node: ast.Call) -> Found | None:
         message = f"`int()` of a size freezes it when traced: it is an integer already, `{_short(text)}`"
     elif isinstance(value, ast.BinOp) and isinstance(value.op, ast.Div) and scope.kind(value.left) is Kind.SIZE:
         divisor = value.right
-        whole = (integer(divisor) or 0) > 0
+        whole = (scope.integer(divisor) or 0) > 0 or _is_whole(scope, divisor)
         if not whole and scope.kind(divisor) is not Kind.SIZE:
             return None
         start, _ = scope.source.span(value)
@@ -54,6 +55,13 @@ def _int(scope: Scope, node: ast.Call) -> Found | None:
     better = text if atom or _stands_alone(scope, node) else f"({text})"
     edit = scope.source.replace(node, better) if "\n" not in better else None
     return Found(node, message, (edit,) if edit else ())
+
+
+def _is_whole(scope: Scope, node: ast.expr) -> bool:
+    """Whether it is an attribute of ``self`` that is an integer."""
+    owner = scope.function.owner
+    own = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+    return own and owner is not None and owner.is_whole(node.attr)  # type: ignore[attr-defined]
 
 
 def _stands_alone(scope: Scope, node: ast.AST) -> bool:

@@ -37,15 +37,25 @@ def _inverted(scope: Scope, node: ast.AST) -> ast.Name | None:
     else:
         is_ratio = isinstance(value, ast.BinOp) and isinstance(value.op, ast.Div)
         pair = (value.left, value.right) if is_ratio else None  # type: ignore[union-attr]
-    if pair is None or not isinstance(pair[0], ast.Name):
+    if pair is None:
         return None
-    x, rest = pair[0], scope.value_of(pair[1])
-    one = isinstance(rest, ast.BinOp) and isinstance(rest.op, ast.Sub) and isinstance(rest.left, ast.Constant)
-    if not one or rest.left.value != 1 or not isinstance(rest.right, ast.Name) or rest.right.id != x.id:  # type: ignore[attr-defined]
+    rest = scope.value_of(_unclamped(scope, pair[1]))
+    if not isinstance(rest, ast.BinOp) or not isinstance(rest.op, ast.Sub) or not _is_one(rest.left):
         return None
-    if scope.flow.definitions.get(x) != scope.flow.definitions.get(rest.right):  # type: ignore[attr-defined]
-        return None  # the two names may have different values
-    return x  # type: ignore[return-value]
+    given, definitions = rest.right, scope.flow.definitions
+    for x in (pair[0], _unclamped(scope, pair[0])):
+        # Names that different assignments reach may have different values.
+        named = isinstance(x, ast.Name) and isinstance(given, ast.Name) and x.id == given.id
+        if named and definitions.get(x) == definitions.get(given):  # type: ignore[call-overload]
+            return x  # type: ignore[return-value]
+    return None
+
+
+def _unclamped(scope: Scope, node: ast.expr) -> ast.expr:
+    """The ``x`` of ``x.clamp(min=0)`` or of a name for it; anything else itself."""
+    value = scope.value_of(node)
+    call = scope.call(value)
+    return call.input if call is not None and _clamps_to_0_1(scope, call.node) else node
 
 
 def _is_one(node: ast.AST) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from svexport.advise.calls import integer
 from svexport.advise.functions import Reach
-from svexport.advise.kinds import Kind, integer
+from svexport.advise.kinds import Kind
 from svexport.advise.rule import Found, Rule, Scope
 
 __all__ = ["RULE"]
@@ -20,7 +21,9 @@ def find(scope: Scope) -> Iterator[Found]:
         name, tensor = taken
         if not scope.function.in_loop(node) or scope.function.guarded(node):
             continue
-        if _ends_early(scope, node) or _is_on_cpu(scope, tensor) or (name == ".tolist()" and _is_of_batch(scope, node)):
+        if _ends_early(scope, node) or _is_on_cpu(scope, tensor):
+            continue
+        if name == ".tolist()" and _is_of_batch(scope, node, tensor):
             continue
         better = "take all values out before the loop, in one `.tolist()`, or stay with tensors"
         yield Found(node, f"`{name}` in a loop waits for the device every round: {better}")
@@ -39,11 +42,21 @@ def _taken(scope: Scope, node: ast.Call) -> tuple[str, ast.expr] | None:
     return (f".{call.name}()", call.input) if certain or scope.is_tensor(call.input) else None
 
 
-def _is_of_batch(scope: Scope, node: ast.AST) -> bool:
-    """Whether a loop outside of a model iterates over values of unknown kind, such as a loader's batches."""
+def _is_of_batch(scope: Scope, node: ast.AST, tensor: ast.expr) -> bool:
+    """Whether a loop outside of a model iterates over values of unknown kind, such as a loader's batches.
+
+    Rows of a tensor that was made before the loop are none.
+    """
     if scope.function.reach is Reach.FORWARD:
         return False
-    given = [loop.iter for loop in scope.function.loops(node)[:1]]
+    loops = scope.function.loops(node)[:1]
+    whole = tensor
+    while isinstance(whole, ast.Subscript):
+        whole = whole.value
+    made = scope.definition(whole)
+    if made is not None and whole is not tensor and loops and made.statement not in {*ast.walk(loops[0])}:
+        return False
+    given = [loop.iter for loop in loops]
     if given and isinstance(given[0], ast.Call) and getattr(given[0].func, "id", "") in ("zip", "enumerate"):
         given = given[0].args
     return bool(given) and all(isinstance(a, (ast.Name, ast.Subscript)) and scope.kind(a) is None for a in given)

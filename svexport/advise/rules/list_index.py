@@ -6,8 +6,8 @@ import ast
 from collections.abc import Iterator
 from itertools import pairwise
 
+from svexport.advise.calls import integer
 from svexport.advise.functions import Reach
-from svexport.advise.kinds import integer
 from svexport.advise.rule import Found, Rule, Scope
 from svexport.advise.torch_names import ACTIVATIONS, ARITHMETIC, REDUCTIONS
 
@@ -21,25 +21,33 @@ _FRESH = (
 
 def find(scope: Scope) -> Iterator[Found]:
     for node in scope.function.all(ast.Subscript):
-        index = _list(node.slice)
+        index = _list(scope, node.slice)
         if index is None or isinstance(node.ctx, ast.Del):
             continue
-        in_forward = scope.function.reach is Reach.FORWARD and isinstance(node.slice, ast.Tuple)
-        if not (scope.is_tensor(node.value) or in_forward):
+        if not scope.is_tensor(node.value) and not (_is_of_module(scope) and isinstance(node.slice, ast.Tuple)):
             continue
         parent = scope.parent(node)
         if isinstance(parent, ast.Attribute) and parent.attr.endswith("_") and not parent.attr.endswith("__"):
             continue  # an in-place method changes the copy that the list makes; a slice is a view
-        text = _slice([v for v in map(integer, index.elts) if v is not None])
+        text = _slice([v for v in map(scope.integer, index.elts) if v is not None])
         if text is None:
             continue
-        edit = scope.source.replace(index, text) if _is_safe(scope, node) else None
+        written = all(integer(e) is not None for e in index.elts)  # names of indices are not given up
+        edit = scope.source.replace(index, text) if written and _is_safe(scope, node) else None
         yield Found(
             index, f"a list of neighbouring indices gathers, a slice reads in place: `{text}`", (edit,) if edit else ()
         )
 
 
-def _list(index: ast.expr) -> ast.List | ast.Tuple | None:
+def _is_of_module(scope: Scope) -> bool:
+    """Whether it is a forward, or a method of a module without gradients, which have no numpy arrays."""
+    function = scope.function
+    if function.reach is Reach.FORWARD:
+        return True
+    return function.is_without_gradients and function.owner is not None and function.owner.is_module
+
+
+def _list(scope: Scope, index: ast.expr) -> ast.List | ast.Tuple | None:
     """The one list or tuple of integers in an index whose other items are slices, None or ``...``."""
     items = index.elts if isinstance(index, ast.Tuple) else [index]
     lists = [item for item in items if isinstance(item, (ast.List, ast.Tuple))]
@@ -47,7 +55,7 @@ def _list(index: ast.expr) -> ast.List | ast.Tuple | None:
     plain = all(
         isinstance(o, ast.Slice) or (isinstance(o, ast.Constant) and o.value in (None, Ellipsis)) for o in others
     )
-    if len(lists) != 1 or not plain or any(integer(e) is None for e in lists[0].elts):
+    if len(lists) != 1 or not plain or any(scope.integer(e) is None for e in lists[0].elts):
         return None
     return lists[0]
 

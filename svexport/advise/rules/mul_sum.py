@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from svexport.advise.kinds import integer
+from svexport.advise.calls import integer
 from svexport.advise.rule import Found, Rule, Scope, Shape
 from svexport.advise.shapes import shape
 
@@ -17,7 +17,11 @@ def find(scope: Scope) -> Iterator[Found]:
         call = scope.call(node)
         if call is None or call.name != "sum" or "dtype" in call.keywords:
             continue
-        factors = _factors(scope, scope.value_of(call.input))
+        product = scope.value_of(call.input)
+        binding = scope.definition(call.input)
+        if product is not call.input and binding is not None and not all(_is_summed(scope, u) for u in binding.uses):
+            continue  # the product is needed for itself
+        factors = _factors(scope, product)
         dims = _integers(call.get(0, "dim", "axis"))
         if factors is None or not dims:
             continue
@@ -25,6 +29,14 @@ def find(scope: Scope) -> Iterator[Found]:
             continue
         message = "a product of two broadcast tensors, summed, is a matrix product: `torch.einsum` or `torch.matmul`"
         yield Found(node, message)
+
+
+def _is_summed(scope: Scope, use: ast.AST) -> bool:
+    """Whether a use of a product is its sum, or asks for its sizes."""
+    parent = scope.parent(use)
+    call = scope.call(scope.parent(parent) if isinstance(parent, ast.Attribute) else parent)
+    sized = isinstance(parent, ast.Attribute) and parent.attr in ("shape", "size", "device", "dtype")
+    return sized or (call is not None and call.input is use and call.name == "sum")
 
 
 def _contracts(left: Shape, right: Shape, dims: set[int]) -> bool:

@@ -6,8 +6,8 @@ import ast
 from collections.abc import Iterator
 
 from svexport.advise.axes import permuted, permuting
+from svexport.advise.calls import Call, integer
 from svexport.advise.comparisons import comparison
-from svexport.advise.kinds import Call, integer
 from svexport.advise.rule import Found, Rule, Scope
 from svexport.advise.torch_names import ACTIVATIONS
 
@@ -19,11 +19,12 @@ _DEPTH = 4  # limit on nested sums and products
 def find(scope: Scope) -> Iterator[Found]:
     for node in scope.function.all(ast.Call):
         before = permuting(scope, node)
-        uses = scope.reads(node)
+        whole = _made_contiguous(scope, node)
+        uses = scope.reads(whole)
         compared = comparison(scope, uses[0]) if before is not None and len(uses) == 1 else None
         if before is not None and compared is not None:
             message = "permuted before a comparison: compare first, and permute the booleans, a quarter of the bytes"
-            yield _found(scope, compared.node, before, message, uses[0] is node)
+            yield _found(scope, compared.node, before, message, uses[0] is node and whole is node)
         call = scope.call(node)
         if call is None or not _is_elementwise(call) or {"inplace", "out"} & {*call.keywords}:
             continue
@@ -34,6 +35,13 @@ def find(scope: Scope) -> Iterator[Found]:
             f"permuted before `{call.name}`: after it, `{call.name}` can run with the operation that made the tensor"
         )
         yield _found(scope, node, before, message, before.node is call.input)
+
+
+def _made_contiguous(scope: Scope, node: ast.Call) -> ast.Call:
+    """The call ``node.contiguous()`` around a permute; else the permute itself."""
+    parent = scope.parent(node)
+    call = scope.call(scope.parent(parent)) if isinstance(parent, ast.Attribute) else None
+    return call.node if call is not None and call.name == "contiguous" and call.input is node else node
 
 
 def _scaled(scope: Scope, node: ast.expr, depth: int = 0) -> Call | None:

@@ -6,12 +6,17 @@ import ast
 import math
 from collections.abc import Iterator
 
+from svexport.advise.calls import integer
 from svexport.advise.comparisons import comparison
 from svexport.advise.rule import Found, Rule, Scope
 
 __all__ = ["RULE"]
 
-_SHAPING = ("squeeze", "unsqueeze", "view", "reshape", "flatten", "permute", "transpose", "contiguous")
+# Methods that reshape, or take the largest or smallest values: the order of values stays.
+_SHAPING = (
+    *("squeeze", "unsqueeze", "view", "reshape", "flatten", "permute", "transpose", "contiguous"),
+    *("amax", "amin"),
+)
 
 
 def find(scope: Scope) -> Iterator[Found]:
@@ -34,13 +39,21 @@ def find(scope: Scope) -> Iterator[Found]:
 
 
 def _with_shape(scope: Scope, node: ast.AST) -> ast.AST:
-    """``node`` with the indexing and reshaping around it: ``x.squeeze(-1)``, ``x[..., 0]``."""
+    """``node`` with the indexing, reshaping and largest values around it: ``x.squeeze(-1)``, ``x[..., 0]``."""
     while True:
         parent = scope.parent(node)
+        call = scope.call(scope.parent(parent) if isinstance(parent, ast.Attribute) else parent)
         if isinstance(parent, ast.Subscript) and parent.value is node:
             node = parent
-        elif isinstance(parent, ast.Attribute) and parent.attr in _SHAPING and scope.call(scope.parent(parent)):
-            node = scope.parent(parent)
+        elif call is not None and call.input is node and call.name in _SHAPING:
+            node = call.node
+        elif call is not None and call.input is node and call.name in ("max", "min"):
+            taken = scope.parent(call.node)
+            value = isinstance(taken, ast.Attribute) and taken.attr == "values"
+            value |= isinstance(taken, ast.Subscript) and integer(taken.slice) == 0
+            if not value and (call.arguments or call.keywords):
+                return node
+            node = taken if value else call.node
         else:
             return node
 

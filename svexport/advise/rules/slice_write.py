@@ -7,11 +7,13 @@ import math
 from collections.abc import Iterator
 from itertools import pairwise, product
 
+from svexport.advise.calls import integer
 from svexport.advise.flow import Binding
 from svexport.advise.functions import Reach
-from svexport.advise.kinds import Kind, integer
+from svexport.advise.indices import is_one_wide, is_whole
+from svexport.advise.kinds import Kind
 from svexport.advise.rule import Found, Rule, Scope
-from svexport.advise.shapes import is_one_wide, is_whole
+from svexport.advise.shapes import shape
 from svexport.advise.torch_names import ACTIVATIONS, ARITHMETIC, CREATORS, LIKE_CREATORS, NEW_CREATORS
 
 __all__ = ["RULE"]
@@ -31,7 +33,7 @@ def find(scope: Scope) -> Iterator[Found]:
         made = _made(scope, binding.value)
         if made is None or any(scope.function.guarded(place) for place in places):
             continue
-        if _is_read_between(scope, binding, places):
+        if _is_read_between(scope, binding, places, made == "new"):
             continue
         if not any(len(_items(place.slice)) > 1 or _is_given_tensor(scope, place) for place in places):
             continue
@@ -48,8 +50,10 @@ def find(scope: Scope) -> Iterator[Found]:
         in_loop |= made != "result" and all(_is_gathered(scope, place) for place in places)
         if made == "copy" and not in_loop and len(_numbers(places[0])) > 1:
             continue  # a few elements of a matrix, whose other elements stay
-        ranges = _are_ranges(places) and (in_forward or (made == "new" and _is_whole_axis(places)))
-        if in_loop or _are_parts(scope, places) or ranges:
+        ranges = _are_ranges(scope, binding, places) and (in_forward or (made == "new" and _is_whole_axis(places)))
+        padded = made == "new" and in_forward and _is_pad(scope, places)
+        elements = made == "new" and _are_elements(scope, places)
+        if in_loop or _are_parts(scope, places) or elements or ranges or padded:
             better = "put its parts together, by `torch.stack`, `torch.cat` or `F.pad`"
             yield Found(scope.function.statement(places[0]), f"`{name}` is written into slice by slice: {better}")
 
@@ -82,8 +86,11 @@ def _given(scope: Scope, place: ast.Subscript) -> ast.expr | None:
     return values[parent.elts.index(place)] if len(values) == len(parent.elts) else None
 
 
-def _is_read_between(scope: Scope, binding: Binding, places: list[ast.Subscript]) -> bool:
-    """Whether a part is read between the writes, except by the write of that part: ``y[:, 0] = y[:, 0] * 2``."""
+def _is_read_between(scope: Scope, binding: Binding, places: list[ast.Subscript], new: bool) -> bool:
+    """Whether a part is read between the writes, except by the write of that part: ``y[:, 0] = y[:, 0] * 2``.
+
+    Of a ``new`` tensor, what an earlier write in the same round gave may be read: a name for it serves as well.
+    """
     indices = {scope.function.statement(place): ast.unparse(place.slice) for place in places}
     made = {parent for _, parent in scope.function.above(binding.statement)} if binding.statement is not None else set()
     above = {parent for place in places for _, parent in scope.function.above(place)}
@@ -96,9 +103,41 @@ def _is_read_between(scope: Scope, binding: Binding, places: list[ast.Subscript]
             and isinstance(node.ctx, ast.Load)
             and (again or node.lineno <= last)
             and indices.get(scope.function.statement(node)) != ast.unparse(node.slice)
+            and (again or not new or not any(_holds(place, node) for place in places if place.lineno < node.lineno))
         ):
             return True
     return False
+
+
+def _holds(place: ast.Subscript, read: ast.Subscript) -> bool:
+    """Whether what is read was written there: ``y[:, 2:5] = z`` holds ``y[:, 3:4]``."""
+    written, items = _items(place.slice), _items(read.slice)
+    return len(written) == len(items) and all(map(_holds_item, written, items))
+
+
+def _holds_item(written: ast.expr, read: ast.expr) -> bool:
+    if ast.dump(written) == ast.dump(read):
+        return True
+    first, last = _bounds(written), _bounds(read)
+    return first is not None and last is not None and first[0] <= last[0] and last[1] <= first[1]
+
+
+def _bounds(item: ast.expr) -> tuple[int, int] | None:
+    """The first index and the one behind the last of ``2:5`` or ``2``, counted from the front; None for others."""
+    number = integer(item)
+    if number is not None:
+        return (number, number + 1) if number >= 0 else None
+    if not isinstance(item, ast.Slice) or item.step is not None:
+        return None
+    lower, upper = 0 if item.lower is None else integer(item.lower), integer(item.upper)
+    return (lower, upper) if lower is not None and upper is not None and 0 <= lower <= upper else None
+
+
+def _is_pad(scope: Scope, places: list[ast.Subscript]) -> bool:
+    """Whether the only write is that of a tensor into a range of every axis: ``y[:, 1:-1, 1:-1] = x``."""
+    items = [item for place in places for item in _items(place.slice) if not _is_all(item)]
+    plain = all(isinstance(item, ast.Slice) and item.step is None for item in items)
+    return len(places) == 1 and bool(items) and plain and _is_given_tensor(scope, places[0])
 
 
 def _is_given_tensor(scope: Scope, place: ast.Subscript) -> bool:
@@ -139,7 +178,7 @@ def _are_rows_of_loop(scope: Scope, places: list[ast.Subscript]) -> bool:
         parts = [item for _, item, of in found if not of]
         begins = all(isinstance(part, ast.Slice) and part.lower is None and part.step is None for part in parts)
         of_two = begins and len(places) == 1 and len(loops) > 1
-        if not of_two and not all(_is_padded(part, inside) for part in parts):
+        if not of_two and not all(_is_padded(part, inside) or integer(part) is not None for part in parts):
             return False
         if not of_two and (parts or len(places) > 1) and not _is_given_tensor(scope, place):
             return False
@@ -267,6 +306,19 @@ def _are_parts(scope: Scope, places: list[ast.Subscript]) -> bool:
     return math.prod(counts) == len(phases) and phases == {*product(*([(i, n) for i in range(n)] for n in counts))}
 
 
+def _are_elements(scope: Scope, places: list[ast.Subscript]) -> bool:
+    """Whether it is ``y[:, 0, 0] = ...; y[:, 1, 0] = ...; y[:, :, 1] = ...``: by numbers, all along one axis."""
+    numbers = [_numbers(place) for place in places]
+    whole = all(
+        _is_all(item) or i in n for p, n in zip(places, numbers, strict=True) for i, item in enumerate(_items(p.slice))
+    )
+    axes = set.intersection(*(set(n) for n in numbers))
+    count = len({tuple(sorted(n.items())) for n in numbers})
+    same = len({len(_items(place.slice)) for place in places}) == 1
+    block = len({scope.parent(_assignment(scope, place)) for place in places}) == 1  # not in different branches
+    return whole and same and block and bool(axes) and count == len(places) > 1
+
+
 def _numbers(place: ast.Subscript) -> dict[int, int]:
     """The integers among the indices by axis; ``2:3`` counts as 2."""
     found = {}
@@ -279,14 +331,19 @@ def _numbers(place: ast.Subscript) -> dict[int, int]:
     return found
 
 
-def _are_ranges(places: list[ast.Subscript]) -> bool:
+def _are_ranges(scope: Scope, binding: Binding, places: list[ast.Subscript]) -> bool:
     """Whether it is ``y[:, :k] = ...; y[:, k:] = ...``: ranges of one axis, with single integers among them.
 
-    Along another axis a write may be shifted, which is a pad: ``y[:-1, :k] = x[1:, :k]``.
+    Along another axis a write may be shifted, which is a pad: ``y[:-1, :k] = x[1:, :k]``. The one index of an axis of
+    size 1 counts as all of it.
     """
     if len({len(_items(place.slice)) for place in places}) != 1:
         return False
-    parts = [{i: item for i, item in enumerate(_items(place.slice)) if not _is_all(item)} for place in places]
+    ones = shape(scope, binding.value).ones if binding.value is not None else frozenset()
+    parts = [
+        {i: item for i, item in enumerate(_items(p.slice)) if not (_is_all(item) or (i in ones and integer(item) == 0))}
+        for p in places
+    ]
     axes = set.intersection(*(set(part) for part in parts))
     if len(axes) != 1:
         return False

@@ -7,7 +7,7 @@ import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from svexport.advise.kinds import integer
+from svexport.advise.calls import integer
 from svexport.advise.rule import Found, Rule, Scope
 from svexport.advise.source import Edit
 

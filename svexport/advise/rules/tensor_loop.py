@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from svexport.advise.kinds import Kind, argument, integer
+from svexport.advise.calls import integer, parameter
+from svexport.advise.kinds import Kind
 from svexport.advise.rule import Found, Rule, Scope
 from svexport.advise.sizes import is_first_size
 from svexport.advise.torch_names import FUNCTIONS, METHODS
@@ -87,9 +88,23 @@ def _computes(scope: Scope, loop: ast.AST, target: ast.expr) -> bool:
         layer = name.startswith("self.") and name.count(".") == 1
         known = call.name in METHODS or call.name in FUNCTIONS
         given = call.node.args if layer else [call.input] if known else []
+        callee = scope.callee(call.node)
+        if callee is not None:
+            given = [a for a in given if not _is_kept(callee, call.node, a)]
         if any(isinstance(n, ast.Name) and n.id in rows for a in given for n in ast.walk(a)):
             return True
     return False
+
+
+def _is_kept(callee: Scope, call: ast.Call, given: ast.expr) -> bool:
+    """Whether a function of the file only keeps what is given to it: in an attribute, an item, or a new object."""
+    taken = parameter(callee.function, call, given)
+    uses = [callee.parent(use) for use in callee.flow.parameters[taken.arg].uses] if taken is not None else []
+    return bool(uses) and all(
+        isinstance(use, (ast.Assign, ast.Dict, ast.Tuple, ast.List))
+        or (isinstance(use, ast.Call) and (callee.file.qualified(use.func) or "") in callee.file.classes)
+        for use in uses
+    )
 
 
 def _takes_positions(scope: Scope, node: ast.AST, rows: set[str]) -> bool:
@@ -111,9 +126,16 @@ def _indexed(scope: Scope, loop: ast.AST, size: ast.expr, index: str) -> str | N
         if not isinstance(node, ast.Subscript) or not isinstance(node.ctx, ast.Load):
             continue
         first = node.slice.elts[0] if isinstance(node.slice, ast.Tuple) and node.slice.elts else node.slice
-        if isinstance(first, ast.Name) and first.id == index and scope.is_tensor(node.value):
+        if _is_at(first, index) and scope.is_tensor(node.value):
             return ast.unparse(node.value)
     return None
+
+
+def _is_at(item: ast.expr, index: str) -> bool:
+    """Whether an index takes the row ``index``: ``x[i]``, ``x[i : i + 1]``."""
+    if isinstance(item, ast.Slice) and isinstance(item.lower, ast.Name) and item.step is None:
+        return item.lower.id == index and item.upper is not None and ast.unparse(item.upper) == f"{index} + 1"
+    return isinstance(item, ast.Name) and item.id == index
 
 
 def _is_carried(scope: Scope, loop: ast.For) -> bool:
@@ -162,22 +184,16 @@ def _is_size(keyword: ast.keyword, rows: set[str]) -> bool:
 def _is_row(scope: Scope, node: ast.Subscript) -> bool:
     """Whether ``node`` is an argument of a function of this file whose parameter there is a tensor."""
     call = scope.parent(node)
-    target = scope.target(call) if isinstance(call, ast.Call) and node in call.args else None
-    callee = scope.peers.get(target) if target is not None else None
-    if callee is None:
-        return False
-    return any(
-        argument(callee.function, call, p.arg) is node and callee.kind_of_parameter(p.arg) is Kind.TENSOR  # type: ignore[arg-type]
-        for p in callee.function.parameters
-    )
+    callee = scope.callee(call)
+    taken = parameter(callee.function, call, node) if callee is not None else None  # type: ignore[arg-type]
+    return taken is not None and callee is not None and callee.kind_of_parameter(taken.arg) is Kind.TENSOR
 
 
 def _picks(scope: Scope, node: ast.AST) -> bool:
     """Whether ``node`` is a mask, or indices that depend on values."""
     if isinstance(node, ast.Name):
-        return isinstance(scope.value_of(node), ast.Compare) or any(
-            word in node.id for word in ("mask", "keep", "valid")
-        )
+        named = any(word in node.id for word in ("mask", "keep", "valid"))
+        return isinstance(scope.value_of(node), ast.Compare) or (named and not _is_position(scope, node))
     return isinstance(node, ast.Compare) or (isinstance(node, ast.Subscript) and not _is_position(scope, node))
 
 
