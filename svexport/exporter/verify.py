@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from svexport.errors import EngineError, VerificationError
+from svexport.exporter import causes
 from svexport.exporter.agreement import (
     CLOSEST,
     allow_rounding,
@@ -518,39 +519,18 @@ class Verification:
         with self.as_files:
             found = ties(self.model, *self._failing[worst.run], self.held_to)
         if found:
-            return (
-                f"Some values are equal; torch may return them in any order, ONNX returns them by position: {found}. "
-                "Nothing else differs. Use torch.sort(x, dim=-1, descending=True, stable=True), or values never equal"
-            )
+            return causes.EQUAL.format(found)
         if worst in self._infinite:
-            own, its = self._infinite[worst]
-            return (
-                f"{own} elements of torch's result are NaN or infinite, {its} of the file's: a number became too large "
-                "for its type, or was divided by zero, where runtimes may differ"
-            )
+            return causes.NOT_FINITE.format(*self._infinite[worst])
         if "(came as " in worst.name:
-            return (
-                f"torch's result is {worst.dtype}{list(worst.shape)}: the exporter has lost that; the other one (opset "
-                "17 or less, 18 or more) may keep it"
-            )
+            return causes.OTHER_TYPE.format(f"{worst.dtype}{list(worst.shape)}")
         if worst.run in self._sizes and not self._random:
-            return (
-                "Usual causes: sizes that forward uses as numbers, as math.log2(x.shape[0]) does, or Python branches "
-                f"on them (traced once, with dynamic sizes of 2 or more). {WITHOUT_NUMBERS} with a range that leaves "
-                "others out"
-            )
+            return f"{causes.SIZES}. {WITHOUT_NUMBERS} with a range that leaves others out"
         if line := asks_for_export(lambda: self.model(*(t.clone() for t in self.tensors))):
-            return f"Usual cause: forward asks whether it is exported, and the file goes the way of that, at {line}"
+            return causes.EXPORTED.format(line)
         kinds = {str(t.dtype) for t in self._held} | {f"torch.{worst.dtype}"}
-        half = (
-            "half precision itself, in which every runtime rounds its own way (give rtol and atol to allow more, or "
-            "keep='auto' to compute in float32 what loses most; argmax and topk may choose another of nearly equal "
-            "values), "
-        )
-        return (
-            f"Usual causes: {half if kinds & {'torch.float16', 'torch.bfloat16'} else ''}random numbers or data-"
-            "dependent Python branches in forward (traced once, for the given inputs, with dynamic sizes of 2 or more)"
-        )
+        half = causes.HALF if kinds & {"torch.float16", "torch.bfloat16"} else ""
+        return f"Usual causes: {half}{causes.OTHERS}"
 
     def _causes(self, run: str, usual: str) -> str:
         """What an error says of its causes: where forward went another way than with the given inputs, or guesses."""
