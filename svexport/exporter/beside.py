@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AHEAD", "FileBeside"]
 
-AHEAD = 2
+AHEAD = 3
 """Runs that torch may have computed before those before them are compared: with one, the file waits while a comparison
 has torch compute once more."""
 
