@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AHEAD", "FileBeside"]
 
-AHEAD = 2
+AHEAD = 3
 """Runs that torch may compute ahead of the comparison. With only one, the file would wait whenever a comparison has
 torch compute a run again."""
 
@@ -41,12 +42,16 @@ class FileBeside(Generic[Written]):
     some of those, until the context of this object ends or :meth:`end` does. After that, and otherwise, what is started
     is done first, and the file loaded with the first run.
 
+    If apart, the file runs the ``given`` tensors once it is loaded; :meth:`start` returns that run when it gets them.
+
     Attributes:
         path: of the file.
         waits: whether each run is over before ``start`` returns.
     """
 
-    def __init__(self, path: Path, write: Callable[[], Written], apart: bool = True) -> None:
+    def __init__(
+        self, path: Path, write: Callable[[], Written], apart: bool = True, given: Sequence[Tensor] = ()
+    ) -> None:
         self.path = path
         self._usual = torch.get_num_threads()
         own = _threads(self._usual, _processors()) if apart else 0
@@ -56,6 +61,9 @@ class FileBeside(Generic[Written]):
         self._written = self._started(write if self._pool is None else partial(_in_short_turns, write))
         self._threads = own or self._usual
         self._engine = None if self._pool is None else self._started(self._loaded)
+        self._first: tuple[Sequence[Tensor], Future[list[Tensor]]] | None = None
+        if self._pool is not None and given:
+            self._first = given, self.start(given)
 
     def __enter__(self) -> FileBeside[Written]:
         if self._shares:
@@ -108,6 +116,9 @@ class FileBeside(Generic[Written]):
 
     def start(self, inputs: Sequence[Tensor]) -> Future[list[Tensor]]:
         """What the file will make of inputs, which stay as they are until then."""
+        if self._first is not None and all(map(operator.is_, inputs, self._first[0])):
+            (_, run), self._first = self._first, None
+            return run
         given = [t.detach().cpu() for t in inputs]
         return self._started(lambda: self.engine.run(given))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import ChainMap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -55,12 +55,13 @@ def clean(model: onnx.ModelProto, input_names: Sequence[str], output_names: Sequ
         taken.add(new)
         return new
 
+    line_of = cache(user_frame)  # nodes of one line have one trace
     for graph in graphs(model.graph):
         for node in graph.node:
             node.name = unwrapped(node.name)
             node.input[:] = map(unwrapped, node.input)
             node.output[:] = map(unwrapped, node.output)
-            if line := _clean_node(node):
+            if line := _clean_node(node, line_of):
                 lines[node.name] = line
         for value in (*graph.initializer, *graph.value_info, *graph.input, *graph.output):
             value.name = unwrapped(value.name)
@@ -227,8 +228,8 @@ def _without_wrapper(name: str) -> str:
     return re.sub(rf"(^|/)(?:{MODEL_ATTRIBUTE}[./])+", r"\1", name)
 
 
-def _clean_node(node: onnx.NodeProto) -> str:
-    """Cleans a node; returns its source line."""
+def _clean_node(node: onnx.NodeProto, line_of: Callable[[str], str]) -> str:
+    """Cleans a node; returns its source line, which ``line_of`` reads from a stack trace."""
     properties = {p.key: p.value for p in node.metadata_props}
     del node.metadata_props[:]
     if _NAMESPACE in properties:
@@ -241,7 +242,7 @@ def _clean_node(node: onnx.NodeProto) -> str:
         _state_padding(node)
     if node.op_type == "TopK":  # sorted satisfies any order, and TensorRT supports only that
         remove_attribute(node, "sorted")
-    line = user_frame(properties.get(_STACK_TRACE, ""))
+    line = line_of(properties.get(_STACK_TRACE, ""))
     if node.domain != DOMAIN:
         return line
     while node.input and not node.input[-1]:  # TensorRT's parser makes null tensors of absent inputs

@@ -203,7 +203,7 @@ def export(
                 signature = _signature(flat, names, output_names, dynamic_axes, (axes, sizes))
                 wanted = Wanted(opset, plugins, platform, simplify, weights)
                 write = partial(_finish, trace.written, file, wanted, signature)
-                running = FileBeside(file, write, apart=kind not in ("none", "quick"))
+                running = FileBeside(file, write, kind not in ("none", "quick"), list(signature.inputs.values()))
             proof = _prove(flat, running, signature, held_to, trace, state, kind)
             done, finished = running.written
             del running, write, trace  # or a frame that torch.export keeps has them until garbage is collected

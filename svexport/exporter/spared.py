@@ -164,8 +164,14 @@ def rules_where_they_may_match() -> Iterator[None]:
                 return False
         return True
 
+    kinds: dict[Any, str | None] = {}  # of each rule's last node: most nodes are of another type than most rules
+
     def try_rewrite(self: Any, model: Any, graph: Any, node: Any, **options: Any) -> Any:
-        if not may_match(self._target_pattern.output_nodes[0], node):
+        last = self._target_pattern.output_nodes[0]
+        if self not in kinds:
+            identifier = last.op_identifier()
+            kinds[self] = None if identifier is None else identifier[1]
+        if kinds[self] not in (None, node.op_type) or not may_match(last, node):
             return None
         return own(self, model, graph, node, **options)
 

@@ -29,7 +29,7 @@ def types_of(model: onnx.ModelProto) -> dict[str, Value]:
                 continue
             shape = None
             if tensor.HasField("shape"):
-                shape = tuple(d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim)
+                shape = tuple(d.dim_value or (0 if d.HasField("dim_value") else None) for d in tensor.shape.dim)
             types[info.name] = Value(info.name, tensor.elem_type, shape)
         for name, constant in constants_in(graph).items():
             types[name] = Value(name, constant.data_type, tuple(constant.dims))

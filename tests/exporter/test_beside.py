@@ -114,6 +114,28 @@ def test_torch_computes_the_next_inputs_while_the_file_runs(tmp_path: Path, monk
     assert threading.main_thread() not in threads
 
 
+def test_the_file_is_run_on_the_given_inputs_once_it_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before torch has computed these, and no second time."""
+    args, ran, runs = (torch.randn(11, 7), torch.ones(11)), threading.Event(), []
+    own = session.OnnxEngine.run
+
+    def run(self: session.OnnxEngine, tensors: list[Tensor]) -> list[Tensor]:
+        runs.append(torch.equal(tensors[0], args[0]))
+        ran.set()
+        return own(self, tensors)
+
+    class Waits(Net):
+        def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+            assert torch.compiler.is_exporting() or ran.wait(20), "the file waits for torch"
+            return super().forward(x, mask)
+
+    monkeypatch.setattr(beside, "_processors", lambda: 64 * torch.get_num_threads())
+    monkeypatch.setattr(session.OnnxEngine, "run", run)
+    assert svexport.export(Waits().eval(), args, tmp_path / "m.onnx", opset=13).verified
+    assert runs[0]
+    assert runs.count(True) == 1
+
+
 @pytest.mark.parametrize("many", [True, False])
 def test_torch_computes_the_given_inputs_while_the_file_is_written(
     many: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
