@@ -42,7 +42,7 @@ def test_determinants(n: int) -> None:
 
 
 def test_determinants_of_unknown_size_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match="matrices of a size that is not static"):
+    with pytest.raises(UnsupportedError, match="its matrices have a size that is not static"):
         converted(node_model("Det", 11, [draw(2, 3, 3)], dynamic=True), 9)
 
 
