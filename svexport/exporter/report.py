@@ -11,8 +11,9 @@ from typing import Any
 from svexport import html
 from svexport.exporter.typed import KeptCall
 from svexport.parity import Parity
+from svexport.report import Report
 from svexport.tensorrt.check.report import CheckReport
-from svexport.text import Report, number_of, table
+from svexport.text import number_of, table
 
 __all__ = ["ExportReport", "Faults", "NodeSource"]
 

@@ -15,7 +15,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from svexport import html
 from svexport.errors import SvexportError
 from svexport.progress import phase
-from svexport.text import Report, table
+from svexport.report import Report
+from svexport.text import table
 from svexport.tracing.arguments import bind, called, eval_mode
 
 __all__ = ["LayerSignal", "Precisions", "precisions"]

@@ -16,7 +16,8 @@ from svexport import html
 from svexport.errors import SvexportError
 from svexport.progress import phase
 from svexport.quantization.layers import QuantizedLayer, quantized_layers
-from svexport.text import Report, table
+from svexport.report import Report
+from svexport.text import table
 from svexport.tracing.arguments import bind, called, eval_mode
 
 __all__ = ["LayerSensitivity", "Sensitivity", "sensitivity"]

@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from svexport import html
 from svexport.errors import SvexportError
 from svexport.progress import phase
+from svexport.report import Report
 from svexport.runtime.compare import compare, feeds_of, named
 from svexport.runtime.engine import Engine
 from svexport.runtime.session import load
-from svexport.text import Report, table
+from svexport.text import table
 from svexport.tracing.arguments import FlatModel, bind, eval_mode, given_arguments
 from svexport.tracing.state import unchanged
 

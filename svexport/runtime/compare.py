@@ -17,12 +17,13 @@ from torch import Tensor, nn
 from svexport import html
 from svexport.errors import SvexportError, UnsupportedError
 from svexport.parity import Parity, check_tolerances, parity, tolerances
+from svexport.report import Report
 from svexport.runtime.engine import Engine
 from svexport.runtime.layers import Compared, Inside, OnnxLayers, TorchLayers, compare_layers, converted
 from svexport.runtime.samples import SampleComparison, compare_samples
 from svexport.runtime.session import OnnxEngine, load
 from svexport.runtime.where import Where, locate
-from svexport.text import Report, dtype_text, table
+from svexport.text import dtype_text, table
 from svexport.tracing.arguments import FlatModel, bind, eval_mode, given_arguments
 from svexport.tracing.as_in_files import AsInFiles
 from svexport.tracing.quantizers import allow_steps

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from svexport.errors import SvexportError
 from svexport.parity import Parity, parity, tolerances
 from svexport.progress import phase
+from svexport.report import Printed
 from svexport.runtime.engine import Engine
 from svexport.runtime.layers import converted
 from svexport.runtime.outputs import Outputs
-from svexport.text import Printed, table
+from svexport.text import table
 from svexport.tracing.arguments import FlatModel, bind, eval_mode
 from svexport.tracing.as_in_files import AsInFiles
 from svexport.tracing.state import unchanged

@@ -18,12 +18,13 @@ from torch import Tensor
 
 from svexport.errors import EngineError, UnsupportedError
 from svexport.parity import parity, tolerances
+from svexport.report import Printed
 from svexport.runtime.compare import named
 from svexport.runtime.engine import Engine, TensorSpec
 from svexport.runtime.session import OnnxEngine, load
 from svexport.runtime.triton_config import DTYPES, Served, ensemble_config, model_config, pbtxt
 from svexport.tensorrt.profiles import DEFAULT_BATCH
-from svexport.text import Printed, dtype_text, number_of, shape_text, table
+from svexport.text import dtype_text, number_of, shape_text, table
 
 __all__ = ["TritonRepository", "triton_repository"]
 

@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from svexport.report import Report
 from svexport.tensorrt.check.report import CheckReport
-from svexport.text import Report, number_of, table
+from svexport.text import number_of, table
 from svexport.untrusted import parse_json
 
 __all__ = ["BuildReport", "Layer", "read_layers"]

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from svexport.text import Report, number_of, table
+from svexport.report import Report
+from svexport.text import number_of, table
 
 __all__ = ["SEVERITIES", "CheckReport", "Finding", "listed"]
 
