@@ -205,14 +205,12 @@ def sort_nodes(model: onnx.ModelProto) -> None:
     for outer in (model.graph, *model.functions):
         nested = [inner for node in outer.node for graph in graphs_of(node) for inner in graphs(graph)]
         for graph in (*reversed(nested), outer):  # those inside first: sorting copies nodes
-            ordered = _sorted(graph.node)
-            if ordered is not None:
-                del graph.node[:]
-                graph.node.extend(ordered)
+            if (ordered := _sorted(graph.node)) is not None:
+                refill(graph.node, ordered)
 
 
 def _sorted(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto] | None:
-    """Copies of nodes in order; None if they are in order. The first of those that can come next comes next."""
+    """The nodes in order; None if they are in order already. The first of those that can come next comes next."""
     made = {name: place for place, node in enumerate(nodes) for name in node.output if name}
     reads = [{made[name] for name in (*node.input, *used_inside(node)) if name in made} for node in nodes]
     if all(place < own for own, places in enumerate(reads) for place in places):
@@ -226,9 +224,7 @@ def _sorted(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto] | None:
     ordered = []
     while ready:
         own = heapq.heappop(ready)
-        copy = onnx.NodeProto()
-        copy.CopyFrom(nodes[own])
-        ordered.append(copy)
+        ordered.append(nodes[own])
         for reader in readers.get(own, ()):
             missing[reader] -= 1
             if not missing[reader]:

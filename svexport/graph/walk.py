@@ -20,11 +20,8 @@ def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     """The graph and every graph nested in its nodes (If, Loop, Scan), outermost first."""
     yield graph
     for node in graph.node:
-        for attribute in node.attribute:  # not graphs_of, a generator for each node: most have no graph
-            if attribute.type == AttributeProto.GRAPH:
-                yield from graphs(attribute.g)
-            for nested in attribute.graphs:
-                yield from graphs(nested)
+        for nested in graphs_of(node):
+            yield from graphs(nested)
 
 
 def graphs_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
