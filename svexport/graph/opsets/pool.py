@@ -246,7 +246,7 @@ def max_pool(b: Builder, node: Node) -> Value | tuple[Value | None, ...] | None:
     for i, kernel in enumerate(window.kernel):
         out = window.out[i]
         if out is None:
-            node.refuse("its window is dilated, and a size under it is not static")
+            node.refuse("its window is dilated, over a size that is not static")
         taps = np.arange(out)[:, None] * window.strides[i] + np.arange(kernel) * window.dilations[i]
         shape = [*(padded.shape or ())]
         shape[2 + i] = out * kernel
