@@ -14,6 +14,7 @@ from svexport.advise import RULES, advise
 from svexport.advise.advise import MAX_NODES, AdviseError
 from svexport.advise.source import MAX_BYTES
 from svexport.advise.table import table
+from tests.advise import codes
 
 pytestmark = pytest.mark.core
 
@@ -40,14 +41,6 @@ def model(tmp_path, monkeypatch):
 def forward(*lines, parameters="self, x: torch.Tensor"):
     body = "\n".join(f"        {line}" for line in lines)
     return f"import torch\nfrom torch import nn\n\n\nclass Model(nn.Module):\n    def forward({parameters}):\n{body}\n"
-
-
-def codes(text, folder):
-    path = folder / "text.py"
-    path.write_text(text)
-    report = advise([path])
-    assert not report.unread
-    return [f.code for f in report.findings]
 
 
 def test_place(model):

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from svexport.advise import advise
+from tests.advise import codes
 
 
 def test_a_function_that_views_takes_tensors(tmp_path):
     """Sizes and views of its arguments tell, where no annotation does; numpy has neither in this form."""
-    path = tmp_path / "helpers.py"
     for line, found in (("x.view(2, -1)", ["SVX206"]), ("x.size(1)", ["SVX206"]), ("x.view(int)", []), ("x.size", [])):
-        path.write_text(
-            f"import torch\n\n\ndef f(x):\n    y = {line}\n    return y, g(x).permute(0, 2, 1).permute(0, 2, 1)\n"
-        )
-        assert [f.code for f in advise([path]).findings] == found, line
+        text = f"import torch\n\n\ndef f(x):\n    y = {line}\n    return y, g(x).permute(0, 2, 1).permute(0, 2, 1)\n"
+        assert codes(text, tmp_path) == found, line
 
 
 @pytest.mark.parametrize(
@@ -28,19 +25,15 @@ def test_a_function_that_views_takes_tensors(tmp_path):
     ],
 )
 def test_functions_without_gradients_take_tensors(tmp_path, head, found):
-    path = tmp_path / "metrics.py"
     body = "    for x in batches:\n        best = net(x).softmax(1).argmax(1)\n        yield best.sum().item()\n"
-    path.write_text(f"import torch\n\n\n{head}\n{body}")
-    assert [f.code for f in advise([path]).findings] == found
+    assert codes(f"import torch\n\n\n{head}\n{body}", tmp_path) == found
 
 
 @pytest.mark.parametrize(("axis", "found"), [("dim=-1", ["SVX101"]), ("axis=-1", []), ('dim="time"', [])])
 def test_reductions_along_a_dim_are_of_tensors(tmp_path, axis, found):
     """Numpy's along an axis, and those of other libraries along a name, are not."""
-    path = tmp_path / "metrics.py"
     body = f"    d = (a[0] - b).norm({axis})\n    return [float(d[i]) for i in range(3)]\n"
-    path.write_text(f"import torch\n\n\n@torch.no_grad()\ndef f(a, b):\n{body}")
-    assert [f.code for f in advise([path]).findings] == found
+    assert codes(f"import torch\n\n\n@torch.no_grad()\ndef f(a, b):\n{body}", tmp_path) == found
 
 
 @pytest.mark.parametrize(
@@ -53,14 +46,13 @@ def test_reductions_along_a_dim_are_of_tensors(tmp_path, axis, found):
     ],
 )
 def test_methods_that_a_forward_gives_tensors_are_reached(tmp_path, name, line, found):
-    path = tmp_path / "model.py"
     given = "y" if "y)" in line else "n"
-    path.write_text(
+    text = (
         f"import torch\n\n\nclass Cell(torch.nn.Module):\n    def {name}(self, {given}):\n        {line}\n\n\n"
         "class Model(torch.nn.Module):\n    def __init__(self):\n        self.cell = Cell()\n\n"
         f"    def forward(self, x: torch.Tensor, n):\n        return self.cell.{name}({'x' if given == 'y' else 'n'})\n"
     )
-    assert [f.code for f in advise([path]).findings] == found
+    assert codes(text, tmp_path) == found
 
 
 @pytest.mark.parametrize(
@@ -75,10 +67,8 @@ def test_methods_that_a_forward_gives_tensors_are_reached(tmp_path, name, line, 
     ],
 )
 def test_lists_of_a_batch_are_taken_batch_by_batch(tmp_path, loop, values, found):
-    path = tmp_path / "metrics.py"
     body = f"    {loop}:\n        yield net(x).argmax(dim=1){values}\n"
-    path.write_text(f"import torch\n\n\n@torch.no_grad()\ndef f(net, loader, paths):\n{body}")
-    assert [f.code for f in advise([path]).findings] == found
+    assert codes(f"import torch\n\n\n@torch.no_grad()\ndef f(net, loader, paths):\n{body}", tmp_path) == found
 
 
 @pytest.mark.parametrize(
@@ -86,35 +76,27 @@ def test_lists_of_a_batch_are_taken_batch_by_batch(tmp_path, loop, values, found
     [("net(x)", ["SVX101"]), ("net(x).cpu()", []), ("net(x).detach().cpu().numpy()", []), ("np.load(x)", [])],
 )
 def test_values_on_the_host_are_not_waited_for(tmp_path, made, found):
-    path = tmp_path / "metrics.py"
     body = f"    y = {made}\n    return [y[i].item() for i in range(8)]\n"
-    path.write_text(f"import numpy as np\nimport torch\n\n\n@torch.no_grad()\ndef f(net, x):\n{body}")
-    assert [f.code for f in advise([path]).findings] == found
+    assert codes(f"import numpy as np\nimport torch\n\n\n@torch.no_grad()\ndef f(net, x):\n{body}", tmp_path) == found
 
 
 def test_what_a_module_returns_it_returns_to_itself(tmp_path):
-    path = tmp_path / "model.py"
     forward = "    def forward(self, x):\n        return x.relu()\n\n"
     body = "        for row in self(x):\n            yield row.mean().item()\n"
     head = "    @torch.no_grad()\n    def each(self, x):\n"
-    path.write_text(f"import torch\n\n\nclass Model(torch.nn.Module):\n{forward}{head}{body}")
-    assert [f.code for f in advise([path]).findings] == ["SVX101"]
+    assert codes(f"import torch\n\n\nclass Model(torch.nn.Module):\n{forward}{head}{body}", tmp_path) == ["SVX101"]
 
 
 @pytest.mark.parametrize(("call", "found"), [("self(x)", ["SVX304"]), ("self.forward(x)", ["SVX304"]), ("x", [])])
 def test_a_method_that_runs_the_forward_takes_tensors(tmp_path, call, found):
-    path = tmp_path / "model.py"
     method = f"    def read(self, x):\n        y = {call}\n        return torch.softmax(y, 1).argmax(1)\n"
-    path.write_text(f"import torch\n\n\nclass Model(torch.nn.Module):\n{method}")
-    assert [f.code for f in advise([path]).findings] == found
+    assert codes(f"import torch\n\n\nclass Model(torch.nn.Module):\n{method}", tmp_path) == found
 
 
 @pytest.mark.parametrize(("name", "found"), [("initial", ["SVX304"]), ("init_weights", []), ("initialize", [])])
 def test_names_of_set_up_are_whole_words(tmp_path, name, found):
-    path = tmp_path / "model.py"
     method = f"    def {name}(self, x: torch.Tensor):\n        return torch.softmax(x, 1).argmax(1)\n"
-    path.write_text(f"import torch\n\n\nclass Model(torch.nn.Module):\n{method}")
-    assert [f.code for f in advise([path]).findings] == found
+    assert codes(f"import torch\n\n\nclass Model(torch.nn.Module):\n{method}", tmp_path) == found
 
 
 FILE = """import torch
@@ -224,11 +206,7 @@ class Model(nn.Module):
     ],
 )
 def test_what_other_functions_tell(tmp_path, helper, inner, lines, found):
-    path = tmp_path / "model.py"
-    path.write_text(FILE.format(helper=helper, inner=inner, lines=lines))
-    report = advise([path])
-    assert not report.unread
-    assert [f.code for f in report.findings] == found
+    assert codes(FILE.format(helper=helper, inner=inner, lines=lines), tmp_path) == found
 
 
 BASE = """import torch
@@ -264,9 +242,7 @@ class Head(Base):
     ],
 )
 def test_what_a_base_has_its_heirs_have(tmp_path, bases, decode, head, found):
-    path = tmp_path / "model.py"
-    path.write_text(BASE.format(bases=bases, decode=decode, head=head))
-    assert [f.code for f in advise([path]).findings] == found
+    assert codes(BASE.format(bases=bases, decode=decode, head=head), tmp_path) == found
 
 
 @pytest.mark.parametrize(
@@ -274,13 +250,12 @@ def test_what_a_base_has_its_heirs_have(tmp_path, bases, decode, head, found):
     [("MetricDepth", "Inner", ["SVX103"]), ("MetricDepth", "nn.Module", []), ("DepthMetric", "Inner", [])],
 )
 def test_layers_are_what_annotations_of_arguments_say(tmp_path, name, annotation, found):
-    path = tmp_path / "model.py"
-    path.write_text(
+    text = (
         "import torch\nfrom torch import nn\n\n\nclass Inner(nn.Module):\n    def forward(self, x):\n"
         f"        return x.relu(), 1\n\n\nclass {name}(nn.Module):\n    def __init__(self, net: {annotation}):\n"
         "        self.net = net\n\n    def forward(self, x):\n        y, _ = self.net(x)\n        return len(y)\n"
     )
-    assert [f.code for f in advise([path]).findings] == found
+    assert codes(text, tmp_path) == found
 
 
 @pytest.mark.parametrize(
@@ -294,13 +269,12 @@ def test_layers_are_what_annotations_of_arguments_say(tmp_path, name, annotation
 )
 @pytest.mark.parametrize("call", ["model(x)", "model.read(x)"])
 def test_models_of_the_file_are_known_outside_of_classes(tmp_path, head, call, found):
-    path = tmp_path / "model.py"
     method = "(self, x: torch.Tensor):\n        return 1, x.argmax(1)\n\n"
-    path.write_text(
+    text = (
         f"import torch\n\n\nclass Model(torch.nn.Module):\n    def forward{method}    def read{method}\n"
         f"@torch.no_grad()\n{head}\n    _, best = {call}\n    return [int(k) for k in best]\n"
     )
-    assert [f.code for f in advise([path]).findings] == found
+    assert codes(text, tmp_path) == found
 
 
 @pytest.mark.parametrize(
@@ -316,13 +290,12 @@ def test_models_of_the_file_are_known_outside_of_classes(tmp_path, head, call, f
     ],
 )
 def test_attributes_are_integers_where_the_file_says_so(tmp_path, argument, made, found):
-    path = tmp_path / "model.py"
-    path.write_text(
+    text = (
         f"import torch\n\n\nclass Norm(torch.nn.Module):\n    def __init__(self, {argument}):\n"
         "        self.bands = bands\n\n"
         f"    def forward(self, x):\n        return x, int(x.shape[1] / self.bands)\n\n\nLAYERS = {made}\n"
     )
-    assert [f.code for f in advise([path]).findings] == found
+    assert codes(text, tmp_path) == found
 
 
 @pytest.mark.parametrize(
@@ -334,9 +307,8 @@ def test_attributes_are_integers_where_the_file_says_so(tmp_path, argument, made
     ],
 )
 def test_modules_without_gradients_have_no_arrays(tmp_path, base, head, found):
-    path = tmp_path / "model.py"
-    path.write_text(
+    text = (
         f"import torch\n\n\nclass Model({base}):\n    {head}\n    def collide(self, boxes):\n"
         "        return boxes[..., [0, 1]] * 2\n"
     )
-    assert [f.code for f in advise([path]).findings] == found
+    assert codes(text, tmp_path) == found
